@@ -1,0 +1,160 @@
+// Package event holds what travels on the line: outbox rows as events, and
+// what becomes of them. It is pure data, shared by the parts that must not
+// import each other.
+package event
+
+import (
+	"time"
+
+	"github.com/jackc/pglogrepl"
+)
+
+// Seq numbers the events that the ledger tracks, in the order in which they
+// were received within one session. It means nothing outside that session.
+type Seq uint64
+
+// Ref is what the line keeps of an event after its bytes have been handed to
+// Kafka: enough to write the row's status and to resolve the event.
+type Ref struct {
+	Seq Seq
+	ID  int64 // primary key of the outbox row
+	// XID is the inserting (or requeueing) transaction, widened to 64 bits.
+	// It decides whether a row that an UPDATE did not find is not visible
+	// yet or deleted.
+	XID uint64
+	// CommitLSN is the commit position of the insert (Begin's final LSN).
+	// It is written to the row when the row is first parked; 0 when the
+	// position is not known (a row read from the table that has none).
+	CommitLSN pglogrepl.LSN
+	// Due is next_attempt_at as last seen: the value a compare-and-set names.
+	Due Due
+	// Attempts is the number of failed attempts so far, as last seen.
+	Attempts int32
+	// Bytes is what the event's text and payload occupy until it is acked.
+	Bytes int32
+}
+
+// Event is one outbox row. The byte slices are views into a buffer of whoever
+// made the event; they are valid until the call that hands the event over
+// returns, so a receiver copies what it keeps.
+type Event struct {
+	Ref
+	EventID       [16]byte
+	AggregateType []byte // picks the topic
+	AggregateID   []byte // the Kafka key
+	EventType     []byte
+	ContentType   []byte
+	Payload       []byte
+	PayloadNull   bool   // a tombstone: Payload is no value, not an empty one
+	Headers       []byte // text of a JSON object; empty means none
+	Topic         []byte // the row's own topic; empty means by template
+	CreatedAt     int64  // microseconds since the Unix epoch
+	Status        int16  // send_status
+	Priority      int16
+}
+
+// Due is a next_attempt_at: NULL (the zero value), a time, or infinity.
+type Due struct {
+	micros int64
+	kind   dueKind
+}
+
+type dueKind uint8
+
+const (
+	dueNull dueKind = iota
+	dueTime
+	dueInfinity
+)
+
+// DueAt is a time to the microsecond, PostgreSQL's resolution.
+func DueAt(t time.Time) Due { return Due{micros: t.UnixMicro(), kind: dueTime} }
+
+// DueAtMicros is a time in microseconds since the Unix epoch.
+func DueAtMicros(micros int64) Due { return Due{micros: micros, kind: dueTime} }
+
+// DueInfinity waits for a release or a person.
+func DueInfinity() Due { return Due{kind: dueInfinity} }
+
+// IsNull reports whether the row is not parked.
+func (d Due) IsNull() bool { return d.kind == dueNull }
+
+// IsInfinity reports whether the row waits for a release or a person.
+func (d Due) IsInfinity() bool { return d.kind == dueInfinity }
+
+// Time returns the time; ok is false for NULL and infinity.
+func (d Due) Time() (t time.Time, ok bool) {
+	return time.UnixMicro(d.micros).UTC(), d.kind == dueTime
+}
+
+// Class says whose fault a failed publish is, and so what happens to the event.
+type Class uint8
+
+const (
+	// ClassRecord blames the record itself: its attempt is recorded on its row.
+	ClassRecord Class = iota + 1
+	// ClassTopic blames the topic: unknown after a grace time, or not authorised.
+	ClassTopic
+)
+
+// String returns the class as metrics and documents name it.
+func (c Class) String() string {
+	switch c {
+	case ClassRecord:
+		return "record"
+	case ClassTopic:
+		return "topic"
+	}
+	return "unknown"
+}
+
+// Failure is why an event could not be published. Message is our own
+// sentence, at most 500 bytes, without payload, key, broker text or secret.
+type Failure struct {
+	Class     Class
+	Code      string // stable: RECORD_TOO_LARGE, TOPIC_UNKNOWN, ...
+	Message   string
+	Permanent bool // FAILED at once, whatever attempts are left
+}
+
+// Park is a committed-to-be decision about a row that is not published now.
+type Park struct {
+	Ref
+	Failure Failure
+	// Failed ends the attempts: the row becomes FAILED and waits for a person.
+	Failed bool
+	// Delay until the next attempt, ignored when Failed.
+	Delay time.Duration
+}
+
+// Fate is what the table says of an event that the stream delivers again.
+type Fate uint8
+
+const (
+	// FatePublish: the row is READY and not parked, or not visible yet.
+	FatePublish Fate = iota
+	// FateSettled: the row is SENT or further, or parked; the table owns it.
+	FateSettled
+	// FateGone: the row's transaction is visible and the row is not there.
+	FateGone
+)
+
+// Gulp is a run of whole replication messages, in the order of the stream.
+type Gulp struct {
+	// Frames holds the CopyData messages as they came, each with its five
+	// bytes of header ('d' and a big-endian length that includes itself).
+	Frames []byte
+	// Paused tells that the server had nothing more to send at the end of
+	// this gulp: whatever was collected should go out now.
+	Paused bool
+	// Release gives the buffer back to the reader. Call it exactly once.
+	Release func()
+}
+
+// Session identifies what was learnt from a server: it belongs to that server
+// on that timeline under that epoch, and dies with it.
+type Session struct {
+	SystemID uint64
+	Timeline uint32
+	Epoch    int64
+}
