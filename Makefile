@@ -1,14 +1,47 @@
+# Every target is one command in scripts/ or one go command; `make` alone lists them.
+
 .DEFAULT_GOAL := help
 SHELL := bash
-stack := scripts/dev/stack.sh
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
 
-##@ Servers
+stack := scripts/dev/stack.sh
+with_stack := scripts/dev/with-stack.sh
+
+##@ Start here
+.PHONY: help demo
+help: ## print this list
+	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@echo
+demo: ## rows through the whole line on real servers, with a report
+	@scripts/demo.sh
+
+##@ Build and test
+.PHONY: build lint test-unit test bench
+build: ## build bin/cdc-relay, a static binary
+	CGO_ENABLED=0 go build -trimpath -buildvcs=auto -o bin/cdc-relay ./cmd/cdc-relay
+lint: ## format, vet, staticcheck, import table, shell scripts
+	@scripts/lint.sh
+test-unit: ## all tests that need no server, in under a minute
+	@scripts/test.sh unit
+test: lint ## everything, with the race detector, on real PostgreSQL 15 and 18 and Kafka
+	@$(with_stack) pg15 pg18 kafka -- scripts/test.sh all
+bench: ## what the relay and its floors do on this machine (ARGS=...)
+	@$(with_stack) pg18 kafka -- go run ./bench $(ARGS)
+
+##@ Servers to work against (PostgreSQL 15 and 18, Kafka; PG="16 17" adds those)
 .PHONY: dev-up dev-down dev-env dev-status
-dev-up: ## install and start PostgreSQL 15 and 18 and Kafka (PG="16 17": these as well)
+dev-up: ## install what is missing and start them
 	@$(stack) up $(if $(PG),pg15 pg18 kafka $(PG:%=pg%))
-dev-down: ## stop them; the data stays
+dev-down: ## stop them; their data stays
 	@$(stack) down
-dev-env: ## how to reach them: eval "$(make -s dev-env)"
+dev-env: ## how to reach them: eval "$(make dev-env)"
 	@$(stack) env
-dev-status: ## what runs, where
+dev-status: ## what runs, and where its log is
 	@$(stack) status
+
+##@ Other
+.PHONY: clean
+clean: ## stop the servers, delete their data and everything that was built
+	@$(stack) wipe
+	rm -rf bin

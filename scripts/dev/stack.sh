@@ -35,7 +35,7 @@ claim() {
 
 # up COMPONENT...: STARTED tells afterwards which of them were down.
 up() {
-  local c try down=()
+  local c down=()
   install "$@"
   for c in "$@"; do
     if [ "$c" != kafka ] && pg_replaced "${c#pg}"; then
@@ -45,23 +45,16 @@ up() {
     [ -n "$(pid "$c")" ] || down+=("$c")
   done
   STARTED=("${down[@]}")
-  for try in 1 2 3; do
+  for _ in 1 2 3; do
     [ ${#down[@]} -gt 0 ] || return 0
     for c in "${down[@]}"; do claim "$c"; done
     together start "${down[@]}"
-    down=("${FAILED[@]}")
-    for c in "${down[@]}"; do
-      # only one whose port was taken in between is worth another try
-      listening "$(port_of "$c")" || [ "$c" = kafka ] || die "$(label "$c") did not start"
-    done
+    down=("${AGAIN[@]}")
   done
-  [ ${#down[@]} -eq 0 ] || die "did not start: ${down[*]}"
+  [ ${#down[@]} -eq 0 ] || die "no free port for ${down[*]}"
 }
 
-down() {
-  together stop "$@"
-  [ ${#FAILED[@]} -eq 0 ] || exit 1
-}
+down() { together stop "$@"; }
 
 # refuse_if_used: do not pull the servers away from a test run.
 refuse_if_used() { ! in_use || die "a test or demo run of this checkout uses these servers: end it first"; }

@@ -155,19 +155,28 @@ memory_mib() {
   echo $((sum / 1024))
 }
 
-# together FUNCTION COMPONENT...: runs FUNCTION for each at the same time. FAILED: those that failed.
+# together FUNCTION COMPONENT...: runs FUNCTION for each at the same time; ends the script when one of them fails.
+# AGAIN: those that returned PORT_TAKEN and are worth another try.
+PORT_TAKEN=75
 together() {
-  local f=$1 c
+  local f=$1 c status failed=()
   local -A job=()
   shift
-  FAILED=()
+  AGAIN=()
   for c in "$@"; do
     ("$f" "$c") &
     job[$c]=$!
   done
   for c in "$@"; do
-    wait "${job[$c]}" || FAILED+=("$c")
+    status=0
+    wait "${job[$c]}" || status=$?
+    case $status in
+      0) ;;
+      "$PORT_TAKEN") AGAIN+=("$c") ;;
+      *) failed+=("$c") ;;
+    esac
   done
+  [ ${#failed[@]} -eq 0 ] || exit 1 # each has said why
 }
 
 # since START: seconds since that $EPOCHREALTIME, for people.

@@ -36,7 +36,7 @@ start_kafka() {
   # the broker opens its client port when it is registered and ready, not before
   until lives_in "$pid" "$KAFKA_DIR" && (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
     if ! kill -0 "$pid" 2>/dev/null; then
-      if listening "$port" || listening "$(port_of kafka_controller)"; then return 1; fi
+      if listening "$port" || listening "$(port_of kafka_controller)"; then return "$PORT_TAKEN"; fi
       tail -30 "$log" >&2
       die "Kafka ended while starting (its log: $log)"
     fi

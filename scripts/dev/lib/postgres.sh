@@ -41,7 +41,7 @@ start_pg() {
     close_descriptors
     as_pg "$(pg_bin "$v")/pg_ctl" -D "$data" -l "$log" -w -t 60 start >/dev/null 2>&1 </dev/null
   ) || {
-    if listening "$(port_of "pg$v")"; then return 1; fi # taken in between: the caller picks another port
+    if listening "$(port_of "pg$v")"; then return "$PORT_TAKEN"; fi # the caller picks another one
     tail -20 "$log" >&2
     die "PostgreSQL $v did not start (its log: $log)"
   }

@@ -1,0 +1,155 @@
+// Testreport turns the output of go test -json, read from its standard input, into something to read: a line for each
+// package and for each test that took long, the output of failed tests only, and the numbers at the end. It ends with
+// code 1 if anything failed.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+func main() {
+	name := flag.String("name", "tests", "what the last line calls this run")
+	slow := flag.Float64("slow", 5, "name a passed test that took at least so many seconds")
+	flag.Parse()
+	r := newReport(os.Stdout, *name, *slow)
+	if err := r.read(os.Stdin); err != nil {
+		fmt.Fprintln(os.Stderr, "testreport:", err)
+		os.Exit(1)
+	}
+	if !r.finish() {
+		os.Exit(1)
+	}
+}
+
+// event is one line of go test -json.
+type event struct {
+	Action      string
+	Package     string
+	ImportPath  string // of a failed build
+	FailedBuild string
+	Test        string // with its subtests after slashes; empty: of the package
+	Elapsed     float64
+	Output      string
+}
+
+// report collects one run. Output of a test is kept until its top-level test ends, and dropped if that passed.
+type report struct {
+	w    io.Writer
+	name string
+	slow float64
+
+	held    map[string][]event // by package and top-level test
+	passed  map[string]bool    // subtests, by package and full name
+	failing map[string]bool    // packages with a failed test
+	skips   []string
+
+	nPass, nFail, nSkip int
+}
+
+func newReport(w io.Writer, name string, slow float64) *report {
+	return &report{w: w, name: name, slow: slow,
+		held: map[string][]event{}, passed: map[string]bool{}, failing: map[string]bool{}}
+}
+
+func (r *report) read(in io.Reader) error {
+	lines := bufio.NewReader(in)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			r.line(line)
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading the output of go test: %w", err)
+		}
+	}
+}
+
+func (r *report) line(line string) {
+	var e event
+	if err := json.Unmarshal([]byte(line), &e); err != nil || e.Action == "" {
+		fmt.Fprint(r.w, line) // not from a test: what go itself says
+		return
+	}
+	switch {
+	case e.Action == "build-output":
+		fmt.Fprint(r.w, e.Output)
+	case e.Test == "":
+		r.ofPackage(e)
+	default:
+		r.ofTest(e)
+	}
+}
+
+func (r *report) ofPackage(e event) {
+	switch e.Action {
+	case "output":
+		if e.Output != "PASS\n" && !strings.Contains(e.Output, "[no test files]") {
+			fmt.Fprint(r.w, e.Output)
+		}
+	case "fail":
+		if !r.failing[e.Package] { // did not build, or ended outside of a test
+			r.nFail++
+		}
+	}
+}
+
+func (r *report) ofTest(e event) {
+	top, _, isSub := strings.Cut(e.Test, "/")
+	key := e.Package + " " + top
+	switch e.Action {
+	case "output":
+		r.held[key] = append(r.held[key], e)
+		return
+	case "pass":
+		r.nPass++
+		r.passed[e.Package+" "+e.Test] = true
+	case "skip":
+		r.nSkip++
+		r.skips = append(r.skips, fmt.Sprintf("%s %s", e.Package, e.Test))
+	case "fail":
+		r.nFail++
+		r.failing[e.Package] = true
+	default:
+		return
+	}
+	if isSub {
+		return
+	}
+	switch {
+	case e.Action == "fail":
+		r.show(key)
+	case e.Elapsed >= r.slow:
+		fmt.Fprintf(r.w, "    \t%s\t%s %.1fs\n", e.Package, e.Test, e.Elapsed)
+	}
+	delete(r.held, key)
+}
+
+// show prints what a failed test said, without its passed subtests.
+func (r *report) show(key string) {
+	for _, e := range r.held[key] {
+		if !r.passed[e.Package+" "+e.Test] && !strings.HasPrefix(e.Output, "=== ") {
+			fmt.Fprint(r.w, e.Output)
+		}
+	}
+}
+
+// finish prints the rest and the numbers, and tells whether all is well.
+func (r *report) finish() bool {
+	for key := range r.held { // tests that never ended
+		r.show(key)
+	}
+	for _, s := range r.skips {
+		fmt.Fprintf(r.w, "skipped: %s\n", s)
+	}
+	fmt.Fprintf(r.w, "%s: %d passed, %d failed, %d skipped\n", r.name, r.nPass, r.nFail, r.nSkip)
+	return r.nFail == 0
+}
