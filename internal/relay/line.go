@@ -1,0 +1,338 @@
+package relay
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+
+	"github.com/cdc-relay/cdc-relay/internal/decoder"
+	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/ledger"
+)
+
+// batchEvents is how many events go to the publisher, or to a lookup, at once.
+const batchEvents = 512
+
+// flushBytes of WAL without a pause of the server wake the publisher.
+const flushBytes = 512 << 10
+
+// ErrInvariant is a broken invariant of the relay itself. It is the only
+// error of the line that no retry can mend.
+var ErrInvariant = errors.New("broken invariant")
+
+// line is the one straight line of a session:
+//
+//	receive -> decode -> track -> publish -> ack -> SENT -> resolve -> watermark -> save -> confirm
+//
+// It is owned by one goroutine, that of run: everything that others have to
+// say comes through the inbox or a gulp. When the process dies between any
+// two steps, the slot still stands before what was not resolved.
+type line struct {
+	cfg    Config
+	parts  *Parts
+	tenure Tenure
+	inbox  *Inbox
+	board  *board
+	m      *metrics
+	policy RetryPolicy
+	log    *slog.Logger
+	spawn  func(func() error) // a goroutine of this session
+	ledger *ledger.Ledger
+
+	// What is being read. Invariant: holding is true while the gulp's buffer
+	// is ours; rest is the part of it that was not consumed yet.
+	gulp    event.Gulp
+	rest    []byte
+	holding bool
+
+	msg    decoder.Message
+	xid    uint64 // of the open transaction, widened
+	commit pglogrepl.LSN
+	batch  []event.Event // tracked, not handed over yet; views into the gulp
+
+	bytes     int64 // of events not acknowledged yet
+	full      bool  // above the high mark, waiting for the low one
+	unflushed int   // WAL bytes since the publisher was woken
+	offered   pglogrepl.LSN
+	saved     pglogrepl.LSN
+
+	window   *window // nil once the probe is back
+	draining bool
+	received counts
+}
+
+// counts are added to the metrics once a gulp.
+type counts struct {
+	events, delayed, foreign int
+}
+
+func newLine(cfg Config, p *Parts, t Tenure, in *Inbox) *line {
+	return &line{
+		cfg: cfg, parts: p, tenure: t, inbox: in,
+		ledger: ledger.New(),
+		batch:  make([]event.Event, 0, batchEvents),
+		xid:    p.XMax,
+	}
+}
+
+// run drives the line until stop is closed, the stream ends or ctx ends. In
+// the first two cases it receives nothing more, waits until what is in flight
+// is resolved (at most the drain timeout when stopping), and saves and
+// confirms the position.
+func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
+	defer l.letGo()
+	l.openWindow(ctx)
+	var budget <-chan time.Time
+	for !l.drained() {
+		if err := l.advance(ctx); err != nil {
+			return err
+		}
+		l.offer()
+		select {
+		case g, ok := <-l.gulps():
+			if !ok {
+				l.drain()
+				continue
+			}
+			l.gulp, l.rest, l.holding = g, g.Frames, true
+		case <-l.inbox.ready:
+			if err := l.collect(); err != nil {
+				return err
+			}
+		case a := <-l.answers():
+			if err := l.answer(a); err != nil {
+				return err
+			}
+		case <-stop:
+			stop = nil
+			budget = time.After(l.cfg.DrainTimeout)
+			l.board.set(Draining, nil)
+			l.drain()
+		case <-budget:
+			l.log.Warn("drain timeout: what is in flight stays with the slot", "in_flight", l.ledger.Pending())
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// gulps is the stream while the line can take something from it.
+func (l *line) gulps() <-chan event.Gulp {
+	if l.holding || l.draining {
+		return nil
+	}
+	return l.parts.Source.Gulps()
+}
+
+// drain stops receiving. What was read but not handed over is forgotten: it
+// stays with the slot.
+func (l *line) drain() {
+	l.draining = true
+	l.parts.Publisher.Flush()
+}
+
+// drained reports whether the line has come to rest: everything that was
+// handed over is resolved, and its position saved and permitted to be
+// confirmed.
+func (l *line) drained() bool {
+	return l.draining && l.ledger.Pending() == len(l.batch) && l.saved >= l.ledger.Watermark()
+}
+
+func (l *line) letGo() {
+	if l.holding {
+		l.gulp.Release()
+		l.holding = false
+	}
+}
+
+// advance consumes the gulp as far as the limits and the lookup window allow.
+func (l *line) advance(ctx context.Context) error {
+	for l.holding && !l.full && !l.draining && !l.window.busy() {
+		if len(l.rest) == 0 {
+			l.dispatch(ctx)
+			if l.window.busy() {
+				return nil
+			}
+			l.endGulp()
+			return nil
+		}
+		frame, rest, err := cutFrame(l.rest)
+		if err != nil {
+			return err
+		}
+		l.rest = rest
+		if err := l.consume(ctx, frame); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cutFrame takes the payload of the first CopyData message.
+func cutFrame(b []byte) (payload, rest []byte, err error) {
+	if len(b) < 5 || b[0] != 'd' {
+		return nil, nil, fmt.Errorf("%w: a gulp does not begin with a CopyData message", ErrInvariant)
+	}
+	end := 1 + uint64(binary.BigEndian.Uint32(b[1:]))
+	if end < 5 || end > uint64(len(b)) {
+		return nil, nil, fmt.Errorf("%w: a gulp does not hold whole messages", ErrInvariant)
+	}
+	return b[5:end], b[end:], nil
+}
+
+func (l *line) endGulp() {
+	l.unflushed += len(l.gulp.Frames)
+	if l.gulp.Paused || l.unflushed >= flushBytes {
+		l.flush()
+	}
+	l.m.received(l.received)
+	l.received = counts{}
+	l.letGo()
+}
+
+func (l *line) flush() {
+	l.unflushed = 0
+	l.parts.Publisher.Flush()
+}
+
+// consume takes one message of the stream.
+func (l *line) consume(ctx context.Context, frame []byte) error {
+	if err := l.parts.Decoder.Decode(frame, &l.msg); err != nil {
+		return &fault.Blocked{
+			Reason: "table.columns",
+			What:   err.Error(),
+			Remedy: "undo the change of the table, or map its columns with outbox.columns; nothing has been passed over",
+			Err:    err,
+		}
+	}
+	switch l.msg.Kind {
+	case decoder.Begin:
+		l.xid = decoder.Widen(l.msg.XID, l.xid)
+		l.commit = l.msg.CommitLSN
+	case decoder.Insert:
+		l.insert(ctx)
+	case decoder.Commit:
+		l.ledger.Seal(l.msg.EndLSN)
+		l.board.received.Store(uint64(l.msg.EndLSN))
+	case decoder.Keepalive:
+		l.ledger.AdvanceIdle(l.msg.ServerEnd)
+		l.board.server.Store(uint64(l.msg.ServerEnd))
+	case decoder.Logical:
+		l.message(ctx)
+	}
+	return nil
+}
+
+// insert takes an inserted row. Only READY rows that are due at once are
+// events: a delayed one is delivered again when due, and any other status is
+// a restored or moved row.
+func (l *line) insert(ctx context.Context) {
+	ev := &l.msg.Event
+	switch {
+	case ev.Status != ready:
+		l.received.foreign++
+		return
+	case !ev.Due.IsNull():
+		l.received.delayed++
+		return
+	}
+	ev.Seq, ev.XID, ev.CommitLSN = l.ledger.Track(), l.xid, l.commit
+	l.batch = append(l.batch, *ev)
+	l.bytes += int64(ev.Bytes)
+	l.received.events++
+	l.full = l.bytes >= l.cfg.InflightBytes || l.ledger.Pending() >= l.cfg.InflightEvents
+	if l.full || len(l.batch) == cap(l.batch) {
+		l.dispatch(ctx)
+	}
+	if l.full {
+		l.flush() // what is pending must go out, or room never comes back
+	}
+}
+
+// dispatch hands the batch over, through the lookup window while it is open.
+func (l *line) dispatch(ctx context.Context) {
+	switch {
+	case len(l.batch) == 0:
+	case l.window != nil:
+		l.lookUp(ctx)
+	default:
+		l.parts.Publisher.Publish(l.batch)
+		l.batch = l.batch[:0]
+	}
+}
+
+// collect takes what the edges have reported.
+func (l *line) collect() error {
+	mail := l.inbox.take()
+	for edge, t := range mail.troubles {
+		l.board.trouble(edge, t)
+	}
+	for _, refs := range mail.acked {
+		l.free(refs)
+		l.parts.Recorder.Sent(refs)
+	}
+	for _, r := range mail.refused {
+		l.free(r.refs)
+		l.parts.Recorder.Park(l.parks(r))
+	}
+	for _, refs := range mail.resolved {
+		for i := range refs {
+			if err := l.ledger.Resolve(refs[i].Seq); err != nil {
+				return fmt.Errorf("%w: %w", ErrInvariant, err)
+			}
+		}
+	}
+	if mail.saved > l.saved {
+		l.saved = mail.saved
+		l.board.saved.Store(uint64(l.saved))
+		l.parts.Source.Confirm(l.saved)
+		l.board.confirmed.Store(uint64(l.saved))
+	}
+	l.breathe()
+	return nil
+}
+
+// free gives back the room that acknowledged or refused events took.
+func (l *line) free(refs []event.Ref) {
+	for i := range refs {
+		l.bytes -= int64(refs[i].Bytes)
+	}
+}
+
+// breathe reopens the line below the low mark, three quarters of the limits:
+// reopening for each event would cost a wake-up each.
+func (l *line) breathe() {
+	if l.bytes <= l.cfg.InflightBytes/4*3 && l.ledger.Pending() <= l.cfg.InflightEvents/4*3 {
+		l.full = false
+	}
+	l.m.inflight(l.ledger.Pending(), l.bytes)
+}
+
+func (l *line) parks(r refusal) []event.Park {
+	parks := make([]event.Park, len(r.refs))
+	for i, ref := range r.refs {
+		delay, failed := l.policy.Next(ref.Attempts, r.failure)
+		parks[i] = event.Park{Ref: ref, Failure: r.failure, Failed: failed, Delay: delay}
+	}
+	return parks
+}
+
+// offer gives the watermark to the lease, which saves it before it may be
+// confirmed (invariant I2).
+func (l *line) offer() {
+	w := l.ledger.Watermark()
+	if w <= l.offered {
+		return
+	}
+	l.offered = w
+	l.board.watermark.Store(uint64(w))
+	l.tenure.Offer(w)
+}

@@ -1,0 +1,92 @@
+package relay
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metrics of the line; names are a contract.
+type metrics struct {
+	receivedTotal  *prometheus.CounterVec
+	ignoredTotal   *prometheus.CounterVec
+	insertsIgnored *prometheus.CounterVec
+	skippedTotal   prometheus.Counter
+	inflightEvents prometheus.Gauge
+	inflightBytes  prometheus.Gauge
+	states         *prometheus.GaugeVec
+	blockedReason  *prometheus.GaugeVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		receivedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cdc_relay_events_received_total", Help: "Events taken in, by the way they came."}, []string{"via"}),
+		ignoredTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cdc_relay_messages_ignored_total", Help: "Logical messages that were none of ours, by reason."}, []string{"reason"}),
+		insertsIgnored: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cdc_relay_inserts_ignored_total", Help: "Inserted rows that are no event now: delayed, or not READY."}, []string{"reason"}),
+		skippedTotal: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "cdc_relay_duplicates_skipped_total", Help: "Redelivered events whose row is SENT or further, parked or gone."}),
+		inflightEvents: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "cdc_relay_inflight_events", Help: "Events that are not resolved yet."}),
+		inflightBytes: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "cdc_relay_inflight_bytes", Help: "Bytes of events that are not acknowledged yet."}),
+		states: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "cdc_relay_state", Help: "1 for the state the relay is in."}, []string{"state"}),
+		blockedReason: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "cdc_relay_blocked_reason", Help: "1 for the doctor id of what a person should look at."}, []string{"reason"}),
+	}
+	reg.MustRegister(m.receivedTotal, m.ignoredTotal, m.insertsIgnored, m.skippedTotal,
+		m.inflightEvents, m.inflightBytes, m.states, m.blockedReason)
+	m.receivedTotal.WithLabelValues("insert")
+	for _, r := range []string{"not_transactional", "unknown_probe", "requeue", "foreign"} {
+		m.ignoredTotal.WithLabelValues(r)
+	}
+	for _, r := range []string{"delayed", "status"} {
+		m.insertsIgnored.WithLabelValues(r)
+	}
+	return m
+}
+
+// watch exports the positions as they are when somebody looks.
+func (m *metrics) watch(reg prometheus.Registerer, b *board) {
+	point := func(name string, get func(Positions) uint64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "cdc_relay_position_bytes",
+			Help:        "Positions in the WAL as numbers; subtract them.",
+			ConstLabels: prometheus.Labels{"point": name},
+		}, func() float64 { return float64(get(b.snapshot().Positions)) })
+	}
+	reg.MustRegister(
+		point("received", func(p Positions) uint64 { return uint64(p.Received) }),
+		point("watermark", func(p Positions) uint64 { return uint64(p.Watermark) }),
+		point("confirmed", func(p Positions) uint64 { return uint64(p.Confirmed) }),
+		point("server", func(p Positions) uint64 { return uint64(p.Server) }),
+	)
+}
+
+func (m *metrics) received(c counts) {
+	m.receivedTotal.WithLabelValues("insert").Add(float64(c.events))
+	m.insertsIgnored.WithLabelValues("delayed").Add(float64(c.delayed))
+	m.insertsIgnored.WithLabelValues("status").Add(float64(c.foreign))
+}
+
+func (m *metrics) ignored(reason string) { m.ignoredTotal.WithLabelValues(reason).Inc() }
+
+func (m *metrics) skipped(n int) { m.skippedTotal.Add(float64(n)) }
+
+func (m *metrics) inflight(events int, bytes int64) {
+	m.inflightEvents.Set(float64(events))
+	m.inflightBytes.Set(float64(bytes))
+}
+
+func (m *metrics) state(s State, reason string) {
+	for _, each := range []State{Starting, Standby, Streaming, Blocked, Draining} {
+		v := 0.0
+		if each == s {
+			v = 1
+		}
+		m.states.WithLabelValues(string(each)).Set(v)
+	}
+	m.blockedReason.Reset()
+	if reason != "" {
+		m.blockedReason.WithLabelValues(reason).Set(1)
+	}
+}

@@ -1,0 +1,228 @@
+package relay
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cdc-relay/cdc-relay/internal/fault"
+)
+
+// start runs the relay in the bubble; the returned function stops it and
+// returns what Run returned.
+func start(r *Relay) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	return func() error {
+		cancel()
+		return <-done
+	}
+}
+
+func wantPublished(t *testing.T, w *world, want ...int64) {
+	t.Helper()
+	if diff := cmp.Diff(want, w.published()); diff != "" {
+		t.Errorf("published (-want +got):\n%s", diff)
+	}
+}
+
+func TestLineFromSlotToConfirm(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.commit(1, 2)
+		w.commit(3)
+		w.status[2] = 2 // SENT by an earlier session, whose confirm was lost
+		delete(w.status, 3)
+		r := newRelay(t, w, nil, nil)
+		stop := start(r)
+		time.Sleep(roundTrip)
+		synctest.Wait()
+		wantPublished(t, w, 1)
+
+		end := w.commit(4)
+		time.Sleep(roundTrip)
+		synctest.Wait()
+		wantPublished(t, w, 1, 4)
+		if _, confirmed := w.position(); confirmed != 0 {
+			t.Errorf("%s was confirmed before it was saved", confirmed)
+		}
+		time.Sleep(renewEvery)
+		synctest.Wait()
+		if saved, confirmed := w.position(); saved != end || confirmed != end {
+			t.Errorf("saved %s, confirmed %s, want %s", saved, confirmed, end)
+		}
+		if s := r.Status(); s.State != Streaming || s.Watermark != end || !s.Leader {
+			t.Errorf("status %+v", s)
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+		if w.released != 1 {
+			t.Errorf("the lease was released %d times", w.released)
+		}
+	})
+}
+
+// A stop right after the acks must save and confirm what was acknowledged, so
+// that the next start publishes nothing again.
+func TestStopDrainsAndTheNextStartRepeatsNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		end := w.commit(1, 2, 3)
+		stop := start(newRelay(t, w, nil, nil))
+		synctest.Wait() // published, not acknowledged yet
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if saved, confirmed := w.position(); saved < end || confirmed < end {
+			t.Errorf("saved %s, confirmed %s after a clean stop, want at least %s", saved, confirmed, end)
+		}
+		stop = start(newRelay(t, w, nil, nil))
+		time.Sleep(time.Second)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		wantPublished(t, w, 1, 2, 3)
+	})
+}
+
+func TestStopWithASilentBrokerEndsAtTheDrainTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.silence()
+		w.commit(1)
+		r := newRelay(t, w, nil, nil)
+		stop := start(r)
+		time.Sleep(time.Second)
+		asked := time.Now()
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if got := time.Since(asked); got != 25*time.Second {
+			t.Errorf("draining took %v, want 25s", got)
+		}
+		if _, confirmed := w.position(); confirmed != 0 {
+			t.Errorf("%s was confirmed past an unacknowledged event", confirmed)
+		}
+	})
+}
+
+func TestLimitStopsReadingUntilThereIsRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		r := newRelay(t, w, nil, func(c *Config) { c.InflightEvents = 4 })
+		stop := start(r)
+		time.Sleep(time.Second) // the lookup window has closed
+		w.silence()
+		w.commit(1, 2, 3, 4, 5, 6, 7, 8, 9)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		wantPublished(t, w, 1, 2, 3, 4)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// A cut connection is mended in the process: the line drains first, so that
+// nothing in flight is published twice.
+func TestCutStreamDrainsAndStartsOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		stop := start(newRelay(t, w, nil, nil))
+		time.Sleep(time.Second)
+		w.commit(1, 2)
+		synctest.Wait() // in flight
+		close(w.session(0).cut)
+		w.commit(3)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		wantPublished(t, w, 1, 2, 3)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if len(w.sources) != 2 {
+			t.Errorf("%d sessions, want 2", len(w.sources))
+		}
+	})
+}
+
+func TestBlockedIsSaidAndTriedAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.commit(1)
+		var mended atomic.Bool
+		open := func(ctx context.Context, tenure Tenure, in *Inbox) (*Parts, error) {
+			if !mended.Load() {
+				return nil, &fault.Blocked{Reason: "pub.exists", What: "it is not there", Remedy: "make it"}
+			}
+			return w.parts(ctx, tenure, in)
+		}
+		r := newRelay(t, w, open, nil)
+		stop := start(r)
+		synctest.Wait()
+		if s := r.Status(); s.State != Blocked || s.Reason != "pub.exists" || s.Remedy != "make it" {
+			t.Errorf("status %+v", s)
+		}
+		mended.Store(true)
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if s := r.Status(); s.State != Streaming || s.Reason != "" {
+			t.Errorf("status %+v", s)
+		}
+		wantPublished(t, w, 1)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestTroubleOfAnEdge(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		report func(*Inbox, *fault.Blocked)
+		state  State
+	}{
+		{"no broker blocks", func(in *Inbox, b *fault.Blocked) { in.Publisher().Trouble(b) }, Blocked},
+		{"a row that cannot be written is named", func(in *Inbox, b *fault.Blocked) { in.Recorder().Trouble(b) }, Streaming},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				var opened atomic.Pointer[Inbox]
+				r := newRelay(t, w, func(ctx context.Context, tenure Tenure, in *Inbox) (*Parts, error) {
+					opened.Store(in)
+					return w.parts(ctx, tenure, in)
+				}, nil)
+				stop := start(r)
+				synctest.Wait()
+				c.report(opened.Load(), &fault.Blocked{Reason: "x.y"})
+				synctest.Wait()
+				if s := r.Status(); s.State != c.state || s.Reason != "x.y" {
+					t.Errorf("status %+v", s)
+				}
+				c.report(opened.Load(), nil)
+				synctest.Wait()
+				if s := r.Status(); s.State != Streaming || s.Reason != "" {
+					t.Errorf("status %+v after it was cleared", s)
+				}
+				if err := stop(); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,145 @@
+package relay
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+
+	"github.com/cdc-relay/cdc-relay/internal/fault"
+)
+
+// State is what the relay is doing, in the words of the status page, the
+// metrics and the documents.
+type State string
+
+// The states of a relay.
+const (
+	Starting  State = "starting"  // not leading yet, or setting up a session
+	Standby   State = "standby"   // another instance leads
+	Streaming State = "streaming" // the line runs
+	Blocked   State = "blocked"   // alive, but a person must act
+	Draining  State = "draining"  // stopping: waits for what is in flight
+)
+
+// Status is a snapshot for people and tests.
+type Status struct {
+	State  State
+	Since  time.Time
+	Reason string // doctor id of what a person should look at, empty if none
+	What   string
+	Remedy string
+	Leader bool
+	Epoch  int64
+	Positions
+}
+
+// Positions are the relay's marks in the WAL, 0 when not known.
+type Positions struct {
+	Received  pglogrepl.LSN // end of the last transaction or keepalive read
+	Watermark pglogrepl.LSN // everything below is resolved
+	Saved     pglogrepl.LSN // watermark committed to cdc_relay_lease
+	Confirmed pglogrepl.LSN // permitted to be confirmed to the server
+	Server    pglogrepl.LSN // end of WAL as the server last told
+}
+
+// board holds the status; the line writes its positions without a lock.
+type board struct {
+	received, watermark, saved, confirmed, server atomic.Uint64
+
+	mu       sync.Mutex
+	status   Status
+	troubles map[string]*fault.Blocked
+	onChange func(from, to Status)
+}
+
+func newBoard(onChange func(from, to Status)) *board {
+	return &board{
+		status:   Status{State: Starting, Since: time.Now()},
+		troubles: map[string]*fault.Blocked{},
+		onChange: onChange,
+	}
+}
+
+// set enters a state. Blocked comes with its condition; any other state
+// forgets the last one.
+func (b *board) set(state State, cause *fault.Blocked) {
+	b.update(func(s *Status) {
+		s.State, s.Reason, s.What, s.Remedy = state, "", "", ""
+		if cause != nil {
+			s.Reason, s.What, s.Remedy = cause.Reason, cause.What, cause.Remedy
+		}
+	})
+}
+
+func (b *board) lead(epoch int64) {
+	b.update(func(s *Status) { s.Leader, s.Epoch = true, epoch })
+}
+
+// unlead forgets what belonged to the session.
+func (b *board) unlead() {
+	for _, p := range []*atomic.Uint64{&b.received, &b.watermark, &b.saved, &b.confirmed, &b.server} {
+		p.Store(0)
+	}
+	b.update(func(s *Status) {
+		s.Leader = false
+		clear(b.troubles)
+	})
+}
+
+// trouble notes what an edge reports while it keeps trying.
+func (b *board) trouble(edge string, t *fault.Blocked) {
+	b.update(func(*Status) { b.troubles[edge] = t })
+}
+
+func (b *board) update(f func(*Status)) {
+	b.mu.Lock()
+	before := b.effective()
+	f(&b.status)
+	after := b.effective()
+	changed := before.State != after.State || before.Reason != after.Reason
+	if changed {
+		b.status.Since = time.Now()
+		after.Since = b.status.Since
+	}
+	b.mu.Unlock()
+	if changed {
+		b.onChange(before, after)
+	}
+}
+
+// effective is the status with the troubles of the edges in it: no publishing
+// makes a streaming relay blocked, a row that cannot be written is named.
+func (b *board) effective() Status {
+	s := b.status
+	if s.State != Streaming && s.State != Draining {
+		return s
+	}
+	t := b.troubles[publisherTrouble]
+	if t != nil && s.State == Streaming {
+		s.State = Blocked
+	}
+	if t == nil {
+		t = b.troubles[recorderTrouble]
+	}
+	if t != nil {
+		s.Reason, s.What, s.Remedy = t.Reason, t.What, t.Remedy
+	}
+	return s
+}
+
+// snapshot is safe for concurrent use.
+func (b *board) snapshot() Status {
+	b.mu.Lock()
+	s := b.effective()
+	b.mu.Unlock()
+	s.Positions = Positions{
+		Received:  pglogrepl.LSN(b.received.Load()),
+		Watermark: pglogrepl.LSN(b.watermark.Load()),
+		Saved:     pglogrepl.LSN(b.saved.Load()),
+		Confirmed: pglogrepl.LSN(b.confirmed.Load()),
+		Server:    pglogrepl.LSN(b.server.Load()),
+	}
+	return s
+}
