@@ -1,0 +1,205 @@
+package config
+
+import (
+	"time"
+)
+
+// Config is a complete, validated configuration. It is cut up where the parts
+// are built; no part receives the whole.
+type Config struct {
+	// Pipeline names this line on metrics and in answers; slot.name if not set.
+	Pipeline string
+	// Source is where events come from; always "wal" in this version.
+	Source    string
+	Postgres  Postgres
+	Slot      Slot
+	Outbox    Outbox
+	Lease     Lease
+	Kafka     Kafka
+	Record    Record
+	Failure   Failure
+	Retry     Retry
+	Writeback Writeback
+	Limits    Limits
+	HTTP      HTTP
+	Log       Log
+	Shutdown  Shutdown
+}
+
+// Postgres says how to reach the database.
+type Postgres struct {
+	// DSN is a URL or a keyword/value string.
+	DSN Secret
+	// Password, when set, replaces the one of DSN.
+	Password Secret
+	// ReplicationDSN reaches the same database for the replication stream;
+	// DSN if not set.
+	ReplicationDSN      Secret
+	ReplicationPassword Secret
+	// ApplicationName is sent to the server as <name>/<slot>.
+	ApplicationName  string
+	ConnectTimeout   time.Duration
+	StatementTimeout time.Duration
+	MaxConns         int
+}
+
+// Slot is the replication slot that this process reads.
+type Slot struct {
+	Name        string
+	Publication string
+	// Create makes the slot when it is missing.
+	Create bool
+	// Failover asks for a slot that is copied to standbys (PostgreSQL 17+).
+	Failover bool
+	// ConfirmInterval is the longest time between two status messages.
+	ConfirmInterval time.Duration
+	// ProbeInterval is the time between two probe messages.
+	ProbeInterval time.Duration
+}
+
+// Outbox is the table.
+type Outbox struct {
+	Table Table
+	// Columns maps names of the outbox's columns to those of an existing table.
+	Columns map[string]string
+	// Tombstones publishes NULL payloads instead of failing them.
+	Tombstones bool
+}
+
+// Lease holds the times of leadership.
+type Lease struct {
+	TTL           time.Duration
+	RenewInterval time.Duration
+	PublishWithin time.Duration
+	TakeoverAfter time.Duration
+}
+
+// Kafka says how to reach the brokers and how much to send at once.
+type Kafka struct {
+	Brokers  []string
+	ClientID string
+	// Identity is "idempotent" or "none".
+	Identity string
+	TLS      TLS
+	SASL     SASL
+	// Compression is "none", "gzip", "snappy", "lz4" or "zstd".
+	Compression       string
+	Linger            time.Duration
+	BatchBytes        Size // encoded
+	BatchRecords      int
+	MaxRequests       int
+	RequestTimeout    time.Duration
+	DialTimeout       time.Duration
+	IdleTimeout       time.Duration
+	MetadataTTL       time.Duration
+	UnknownTopicGrace time.Duration
+}
+
+// TLS is the encryption of the connections to Kafka. Files are PEM.
+type TLS struct {
+	Enabled            bool
+	CAFile             string
+	CertFile           string
+	KeyFile            string
+	ServerName         string
+	InsecureSkipVerify bool
+}
+
+// SASL is the login at Kafka.
+type SASL struct {
+	// Mechanism is "none", "plain", "scram-sha-256" or "scram-sha-512".
+	Mechanism string
+	Username  string
+	Password  Secret
+}
+
+// Record says what a row looks like in Kafka.
+type Record struct {
+	// Topic is a template with {aggregate_type}, {event_type} and {schema}.
+	Topic string
+	// TopicAllow are globs, as of path.Match; a row's own topic must match one.
+	TopicAllow []string
+	// KeyEncoding is "raw" or "json_string".
+	KeyEncoding string
+	// Partitioner is "murmur2", "crc32" or "fnv1a".
+	Partitioner string
+	// Headers is "cloudevents", "debezium" or "plain".
+	Headers string
+	// Source is ce_source.
+	Source string
+	// Timestamp is "send" or "event".
+	Timestamp       string
+	EventTypeHeader string
+	TraceExtension  bool
+}
+
+// Failure says what a failed event means for later ones of its aggregate.
+type Failure struct {
+	// OnFailure is always "continue" in this version.
+	OnFailure string
+}
+
+// Retry is the policy for failed events, and the pace of attempts on brokers.
+type Retry struct {
+	RetryPolicy
+	// ByType holds complete policies: what an aggregate type does not set is
+	// taken from RetryPolicy.
+	ByType        map[string]RetryPolicy
+	BrokerBackoff Backoff
+}
+
+// RetryPolicy is how often and when a failed event is tried again.
+type RetryPolicy struct {
+	Base             time.Duration
+	Jitter           float64 // a fraction, 0 to 0.5
+	MaxAttempts      int     // class record
+	TopicMaxAttempts int     // class topic; 0 = without limit
+}
+
+// Backoff bounds the wait between attempts that consume none.
+type Backoff struct {
+	Min time.Duration
+	Max time.Duration
+}
+
+// Writeback is the batching of status updates.
+type Writeback struct {
+	Batch    int
+	Interval time.Duration
+}
+
+// Limits bounds what is in memory between the slot and SENT.
+type Limits struct {
+	InflightEvents int
+	InflightBytes  Size
+}
+
+// HTTP is the listener for the status.
+type HTTP struct {
+	Listen string
+}
+
+// Log is the process's own log.
+type Log struct {
+	// Level is "debug", "info", "warn" or "error".
+	Level string
+	// Format is "text" or "json".
+	Format string
+}
+
+// Shutdown is the ordered stop.
+type Shutdown struct {
+	DrainTimeout time.Duration
+}
+
+// Table is a qualified table name, unquoted.
+type Table struct {
+	Schema string
+	Name   string
+}
+
+// String returns the name as it is configured: schema.name.
+func (t Table) String() string { return t.Schema + "." + t.Name }
+
+// Size is a number of bytes.
+type Size int64

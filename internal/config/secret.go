@@ -1,0 +1,82 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+)
+
+// Secret is a value that must not be shown: a password or a DSN, given itself
+// or as the name of a file. Every way of printing it yields "***", or nothing
+// when it is not set. The zero value is not set.
+type Secret struct {
+	// A pointer, because fmt prints a pointer inside a struct as an address:
+	// so even a Secret in somebody's unexported field stays unreadable.
+	content *secretContent
+}
+
+type secretContent struct {
+	value string
+	file  string
+}
+
+// NewSecret returns a secret with this value; an empty one is not set.
+func NewSecret(value string) Secret {
+	if value == "" {
+		return Secret{}
+	}
+	return Secret{content: &secretContent{value: value}}
+}
+
+// NewSecretFile returns a secret whose value is what the file holds whenever
+// it is read; an empty name is not set.
+func NewSecretFile(name string) Secret {
+	if name == "" {
+		return Secret{}
+	}
+	return Secret{content: &secretContent{file: name}}
+}
+
+// IsSet reports whether a value or a file was given.
+func (s Secret) IsSet() bool { return s.content != nil }
+
+// Read returns the value, "" if not set. A file is read anew at each call, so
+// that a rotated secret is found without a restart; one trailing newline is
+// cut. It is safe for concurrent use.
+func (s Secret) Read() (string, error) {
+	if s.content == nil {
+		return "", nil
+	}
+	if s.content.file == "" {
+		return s.content.value, nil
+	}
+	data, err := os.ReadFile(s.content.file)
+	if err != nil {
+		return "", fmt.Errorf("reading secret file: %w", err)
+	}
+	data = bytes.TrimSuffix(data, []byte("\n"))
+	return string(bytes.TrimSuffix(data, []byte("\r"))), nil
+}
+
+// String returns "***", or "" when the secret is not set.
+func (s Secret) String() string {
+	if s.content == nil {
+		return ""
+	}
+	return "***"
+}
+
+// Format prints String for every verb and flag.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
+
+// MarshalJSON renders String.
+func (s Secret) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) }
+
+// MarshalText renders String.
+func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// LogValue renders String.
+func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
