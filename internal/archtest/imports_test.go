@@ -55,7 +55,7 @@ var table = map[string][]string{
 	"internal/retention":  {"internal/fault", "internal/pg", "outbox", pgx, metrics},
 	"internal/doctor":     {"internal/event", "internal/fault", "internal/pg", "outbox", pglogrepl, pgx, kafkaGo},
 
-	"internal/pg":      {"internal/fault", pglogrepl, pgx},
+	"internal/pg":      {"internal/event", "internal/fault", pgx},
 	"internal/monitor": {"internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, metrics},
 	"internal/config":  {"internal/fault", koanf, yaml},
 
@@ -68,7 +68,7 @@ var table = map[string][]string{
 	// public: applications import these, so they stay light
 	"outbox":     {pgx},
 	"consumer":   {"outbox", pgx, kafkaGo},
-	"migrations": {},
+	"migrations": {"internal/fault", pgx, goose},
 
 	"e2e":                {anything},
 	"bench":              {anything},
