@@ -25,6 +25,9 @@ const (
 	roundTrip  = 2 * time.Millisecond
 )
 
+// pass lets the bubble's time go on.
+func pass(d time.Duration) { <-time.After(d) }
+
 // world is PostgreSQL and Kafka in memory: one table, one slot, one topic. It
 // is shared by the in-memory edges of all sessions of a test. Safe for
 // concurrent use.
@@ -39,7 +42,8 @@ type world struct {
 	confirmed pglogrepl.LSN
 	saved     pglogrepl.LSN
 	released  int
-	mute      bool // the broker does not answer
+	mute      bool            // the broker does not answer
+	early     []pglogrepl.LSN // confirmed before it was saved: breaks I2
 	sources   []*memSource
 }
 
@@ -60,12 +64,20 @@ func (w *world) session(i int) *memSource {
 
 // commit appends a transaction with one READY row for each id.
 func (w *world) commit(ids ...int64) pglogrepl.LSN {
+	rows := make([]waltest.Row, len(ids))
+	for i, id := range ids {
+		rows[i] = waltest.Row{ID: id, AggregateID: "a", Payload: []byte("{}")}
+	}
+	return w.insert(rows...)
+}
+
+func (w *world) insert(rows ...waltest.Row) pglogrepl.LSN {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	frames := w.builder.Begin(w.lsn+50, uint32(w.lsn))
-	for _, id := range ids {
-		w.status[id] = ready
-		frames = append(frames, w.builder.Insert(waltest.Row{ID: id, AggregateID: "a", Payload: []byte("{}")})...)
+	for _, row := range rows {
+		w.status[row.ID] = row.Status
+		frames = append(frames, w.builder.Insert(row)...)
 	}
 	return w.append(frames)
 }
@@ -74,6 +86,14 @@ func (w *world) emit(prefix, content string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.append(append(w.builder.Begin(w.lsn+50, uint32(w.lsn)), w.builder.Message(prefix, content)...))
+}
+
+// emitLoose emits a message outside of any transaction.
+func (w *world) emitLoose(prefix, content string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	frames := w.builder.LooseMessage(w.lsn, prefix, content)
+	w.append(append(frames, w.builder.Begin(w.lsn+50, uint32(w.lsn))...))
 }
 
 // append ends a transaction and wakes the sources.
@@ -152,6 +172,7 @@ func (t *memTenure) Run(ctx context.Context, saved func(pglogrepl.LSN)) error {
 		t.w.mu.Lock()
 		t.w.saved = max(t.w.saved, lsn)
 		t.w.mu.Unlock()
+		pass(roundTrip)
 		saved(lsn)
 	}
 }
@@ -166,11 +187,10 @@ func (t *memTenure) Release(context.Context, pglogrepl.LSN) error {
 // memSource delivers the world's WAL from the confirmed position on, as a
 // walsender does.
 type memSource struct {
-	w         *world
-	gulps     chan event.Gulp
-	more      chan struct{}
-	cut       chan struct{} // closed: the connection breaks
-	permitted pglogrepl.LSN // guarded by w.mu
+	w     *world
+	gulps chan event.Gulp
+	more  chan struct{}
+	cut   chan struct{} // closed: the connection breaks
 }
 
 func (s *memSource) wake() {
@@ -185,7 +205,9 @@ func (s *memSource) Gulps() <-chan event.Gulp { return s.gulps }
 func (s *memSource) Confirm(lsn pglogrepl.LSN) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
-	s.permitted = lsn
+	if lsn > s.w.saved {
+		s.w.early = append(s.w.early, lsn)
+	}
 	s.w.confirmed = max(s.w.confirmed, lsn)
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/waltest"
 )
 
 // start runs the relay in the bubble; the returned function stops it and
@@ -41,18 +42,18 @@ func TestLineFromSlotToConfirm(t *testing.T) {
 		delete(w.status, 3)
 		r := newRelay(t, w, nil, nil)
 		stop := start(r)
-		time.Sleep(roundTrip)
+		pass(roundTrip)
 		synctest.Wait()
 		wantPublished(t, w, 1)
 
 		end := w.commit(4)
-		time.Sleep(roundTrip)
+		pass(roundTrip)
 		synctest.Wait()
 		wantPublished(t, w, 1, 4)
 		if _, confirmed := w.position(); confirmed != 0 {
 			t.Errorf("%s was confirmed before it was saved", confirmed)
 		}
-		time.Sleep(renewEvery)
+		pass(renewEvery + roundTrip)
 		synctest.Wait()
 		if saved, confirmed := w.position(); saved != end || confirmed != end {
 			t.Errorf("saved %s, confirmed %s, want %s", saved, confirmed, end)
@@ -85,7 +86,7 @@ func TestStopDrainsAndTheNextStartRepeatsNothing(t *testing.T) {
 			t.Errorf("saved %s, confirmed %s after a clean stop, want at least %s", saved, confirmed, end)
 		}
 		stop = start(newRelay(t, w, nil, nil))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if err := stop(); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +102,7 @@ func TestStopWithASilentBrokerEndsAtTheDrainTimeout(t *testing.T) {
 		w.commit(1)
 		r := newRelay(t, w, nil, nil)
 		stop := start(r)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		asked := time.Now()
 		if err := stop(); err != nil {
 			t.Fatal(err)
@@ -121,10 +122,10 @@ func TestLimitStopsReadingUntilThereIsRoom(t *testing.T) {
 		w := newWorld()
 		r := newRelay(t, w, nil, func(c *Config) { c.InflightEvents = 4 })
 		stop := start(r)
-		time.Sleep(time.Second) // the lookup window has closed
+		pass(time.Second) // the lookup window has closed
 		w.silence()
 		w.commit(1, 2, 3, 4, 5, 6, 7, 8, 9)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		synctest.Wait()
 		wantPublished(t, w, 1, 2, 3, 4)
 		if err := stop(); err != nil {
@@ -140,12 +141,12 @@ func TestCutStreamDrainsAndStartsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		stop := start(newRelay(t, w, nil, nil))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		w.commit(1, 2)
 		synctest.Wait() // in flight
 		close(w.session(0).cut)
 		w.commit(3)
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		synctest.Wait()
 		wantPublished(t, w, 1, 2, 3)
 		if err := stop(); err != nil {
@@ -176,7 +177,7 @@ func TestBlockedIsSaidAndTriedAgain(t *testing.T) {
 			t.Errorf("status %+v", s)
 		}
 		mended.Store(true)
-		time.Sleep(6 * time.Second)
+		pass(6 * time.Second)
 		synctest.Wait()
 		if s := r.Status(); s.State != Streaming || s.Reason != "" {
 			t.Errorf("status %+v", s)
@@ -225,4 +226,99 @@ func TestTroubleOfAnEdge(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Rows that are no event now must not be published, and must not hold the slot.
+func TestRowsThatAreNoEventNow(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		row  waltest.Row
+	}{
+		{"delayed", waltest.Row{ID: 2, Due: time.Unix(4_000_000_000, 0)}},
+		{"parked without an end", waltest.Row{ID: 2, Due: waltest.Infinity}},
+		{"restored as SENT", waltest.Row{ID: 2, Status: 2}},
+		{"restored as CONSUMED", waltest.Row{ID: 2, Status: 4}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				stop := start(newRelay(t, w, nil, nil))
+				pass(time.Second)
+				w.commit(1)
+				end := w.insert(c.row)
+				pass(time.Second)
+				synctest.Wait()
+				wantPublished(t, w, 1)
+				if _, confirmed := w.position(); confirmed < end {
+					t.Errorf("confirmed %s, want at least %s", confirmed, end)
+				}
+				if err := stop(); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+// Anybody may emit messages: none of them may publish anything, end the
+// lookup window early or stop the slot.
+func TestForgedMessages(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		emit func(*world)
+	}{
+		{"another probe", func(w *world) { w.emit(probePrefix, "00") }},
+		{"a probe outside of a transaction", func(w *world) { w.emitLoose(probePrefix, "00") }},
+		{"empty", func(w *world) { w.emit("", "") }},
+		{"a longer prefix", func(w *world) { w.emit(requeuePrefix+"2", "1") }},
+		{"a foreign one", func(w *world) { w.emit("other", "1") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				c.emit(w)
+				w.commit(1)
+				w.status[1] = 2 // only the open window knows
+				stop := start(newRelay(t, w, nil, nil))
+				pass(time.Second)
+				c.emit(w)
+				end := w.commit(2)
+				pass(time.Second)
+				synctest.Wait()
+				wantPublished(t, w, 2)
+				if _, confirmed := w.position(); confirmed < end {
+					t.Errorf("confirmed %s, want at least %s", confirmed, end)
+				}
+				if err := stop(); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+// I2 under load: whatever is confirmed has been saved before.
+func TestSavedBeforeConfirmed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		stop := start(newRelay(t, w, nil, nil))
+		for id := range int64(2000) {
+			w.commit(id + 1)
+			pass(time.Millisecond)
+		}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if len(w.early) > 0 {
+			t.Errorf("confirmed before it was saved: %v", w.early)
+		}
+		if _, confirmed := w.position(); confirmed < w.lsn {
+			t.Errorf("confirmed %s of %s", confirmed, w.lsn)
+		}
+	})
 }
