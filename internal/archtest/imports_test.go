@@ -50,7 +50,7 @@ var table = map[string][]string{
 	"internal/sink":       {"internal/event", "internal/fault", kafkaGo, backoff, compress, lz4, errgroup, metrics},
 	"internal/statusback": {"internal/event", "internal/fault", "internal/pg", "outbox", pglogrepl, pgx, backoff, metrics},
 	"internal/retrysched": {"internal/event", "internal/fault", "internal/pg", "outbox", pgx, backoff, metrics},
-	"internal/lease":      {"internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, metrics},
+	"internal/lease":      {"internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, backoff, metrics},
 	"internal/recovery":   {"internal/event", "internal/fault", "internal/pg", "outbox", pglogrepl, pgx, metrics},
 	"internal/retention":  {"internal/fault", "internal/pg", "outbox", pgx, metrics},
 	"internal/doctor":     {"internal/event", "internal/fault", "internal/pg", "outbox", pglogrepl, pgx, kafkaGo},
