@@ -26,6 +26,7 @@ const (
 	goose     = "github.com/pressly/goose/v3"
 	errgroup  = "golang.org/x/sync/errgroup"
 	metrics   = "github.com/prometheus/client_golang/prometheus"
+	model     = "github.com/prometheus/client_model/go" // what a registry yields when it is gathered
 )
 
 // anything is the one entry of a package that may import what it likes.
@@ -56,7 +57,7 @@ var table = map[string][]string{
 	"internal/doctor":     {"internal/event", "internal/fault", "internal/pg", "outbox", pglogrepl, pgx, kafkaGo},
 
 	"internal/pg":      {"internal/event", "internal/fault", pgx},
-	"internal/monitor": {"internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, metrics},
+	"internal/monitor": {"internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, metrics, model},
 	"internal/config":  {"internal/fault", koanf, yaml},
 
 	"internal/archtest":  {},

@@ -1,0 +1,133 @@
+// Package monitor shows the outside what the relay is doing.
+//
+// Server answers GET and HEAD of /statusz on one listener with a JSON document
+// built from two sources that it is given: the state of the line and the
+// metrics. It owns the listener and its goroutines, changes nothing and never
+// touches PostgreSQL or Kafka, so it answers whatever their state is. Bodies
+// hold no host name, DSN, key or payload: what is wrong is told by the id of a
+// check and its remedy, the sentence with details is in the log.
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Limits that keep a slow or hostile client from holding the server.
+const (
+	readTimeout     = 10 * time.Second
+	writeTimeout    = 10 * time.Second
+	idleTimeout     = time.Minute
+	shutdownTimeout = 2 * time.Second
+	maxHeaderBytes  = 16 << 10
+)
+
+// Options is what a Server needs; all fields are required.
+type Options struct {
+	// Listen is host:port; port 0 takes a free one.
+	Listen string
+	// Pipeline is the name of this line in answers.
+	Pipeline string
+	// Status tells the state of the line. It is called for every request, by
+	// several goroutines at once, and must not block.
+	Status func() Status
+	// Metrics is the registry of this process.
+	Metrics prometheus.Gatherer
+	Log     *slog.Logger
+}
+
+// Server is the HTTP listener.
+type Server struct {
+	options  Options
+	listened chan struct{} // closed when addr is decided
+	addr     net.Addr
+}
+
+// New checks the options. It does not listen yet.
+func New(o Options) (*Server, error) {
+	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
+		return nil, errors.New("http.listen is not host:port; write it as 127.0.0.1:8470")
+	}
+	if o.Status == nil || o.Metrics == nil || o.Log == nil {
+		return nil, errors.New("monitor needs a status, metrics and a logger")
+	}
+	return &Server{options: o, listened: make(chan struct{})}, nil
+}
+
+// Addr waits until Run listens and returns the address, nil if that failed.
+func (s *Server) Addr() net.Addr {
+	<-s.listened
+	return s.addr
+}
+
+// Run listens and answers until ctx ends, then lets answers that are under way
+// finish. It is called once. An error says that the address cannot be listened
+// on, or that the listener broke.
+func (s *Server) Run(ctx context.Context) error {
+	listener, err := s.listen(ctx)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{
+		Handler:        s.handler(),
+		ReadTimeout:    readTimeout,
+		WriteTimeout:   writeTimeout,
+		IdleTimeout:    idleTimeout,
+		MaxHeaderBytes: maxHeaderBytes,
+		ErrorLog:       slog.NewLogLogger(s.options.Log.Handler(), slog.LevelDebug),
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serving http: %w", err)
+	case <-ctx.Done():
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if server.Shutdown(ending) != nil {
+		server.Close() // a client that takes its time is cut off
+	}
+	<-served
+	return nil
+}
+
+func (s *Server) listen(ctx context.Context) (net.Listener, error) {
+	defer close(s.listened)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.options.Listen)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("listening on %s: the address is in use; stop the process that uses it, or set http.listen to a free port", s.options.Listen)
+	case err != nil:
+		return nil, fmt.Errorf("listening on %s: %w; correct http.listen", s.options.Listen, err)
+	}
+	s.addr = listener.Addr()
+	return listener, nil
+}
+
+// handler serves the paths with the rules that hold for all of them.
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/statusz", s.statusz)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("X-Content-Type-Options", "nosniff")
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			h.Set("Allow", "GET, HEAD")
+			http.Error(w, "only GET and HEAD", http.StatusMethodNotAllowed)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}

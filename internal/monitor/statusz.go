@@ -1,0 +1,88 @@
+package monitor
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+)
+
+// Status is what the line tells about itself.
+type Status struct {
+	// State is starting, standby, recovering, streaming, degraded, draining or
+	// blocked, since Since.
+	State string
+	Since time.Time
+	// Reason is the id of the check that fails while the state is blocked or
+	// degraded, Remedy what to do about it; else empty.
+	Reason string
+	Remedy string
+	// Leader tells that this instance leads Slot, in Epoch.
+	Leader    bool
+	Slot      string
+	Epoch     int64
+	Positions Positions
+}
+
+// Positions are points in the WAL; 0 where none is known yet.
+type Positions struct {
+	Received  pglogrepl.LSN // newest that the stream has delivered
+	Watermark pglogrepl.LSN // everything before it is resolved
+	Saved     pglogrepl.LSN // as committed in cdc_relay_lease
+	Confirmed pglogrepl.LSN // as told to the server
+	Server    pglogrepl.LSN // end of the server's WAL
+}
+
+// statusDocument is the answer of /statusz. Fields are only added.
+type statusDocument struct {
+	V         int                `json:"v"`
+	At        time.Time          `json:"at"`
+	Pipeline  string             `json:"pipeline"`
+	State     string             `json:"state"`
+	Since     time.Time          `json:"since"`
+	Reason    string             `json:"reason"`
+	Remedy    string             `json:"remedy"`
+	Leader    bool               `json:"leader"`
+	Slot      string             `json:"slot"`
+	Epoch     int64              `json:"epoch"`
+	Positions positionsDocument  `json:"positions"`
+	Counters  map[string]float64 `json:"counters"`
+}
+
+type positionsDocument struct {
+	Received  string `json:"received"`
+	Watermark string `json:"watermark"`
+	Saved     string `json:"saved"`
+	Confirmed string `json:"confirmed"`
+	Server    string `json:"server"`
+}
+
+func (s *Server) statusz(w http.ResponseWriter, _ *http.Request) {
+	families, err := s.options.Metrics.Gather()
+	if err != nil {
+		// What could be gathered is still shown.
+		s.options.Log.Warn("gathering metrics", "err", err)
+	}
+	status := s.options.Status()
+	body, err := json.Marshal(statusDocument{
+		V: 1, At: time.Now().UTC(), Pipeline: s.options.Pipeline,
+		State: status.State, Since: status.Since.UTC(), Reason: status.Reason, Remedy: status.Remedy,
+		Leader: status.Leader, Slot: status.Slot, Epoch: status.Epoch,
+		Positions: positionsDocument{
+			Received:  status.Positions.Received.String(),
+			Watermark: status.Positions.Watermark.String(),
+			Saved:     status.Positions.Saved.String(),
+			Confirmed: status.Positions.Confirmed.String(),
+			Server:    status.Positions.Server.String(),
+		},
+		Counters: flatten(families),
+	})
+	if err != nil {
+		s.options.Log.Error("encoding the status", "err", err)
+		http.Error(w, "the status cannot be encoded; see the log", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(append(body, '\n')) // a client that has gone needs no answer
+}
