@@ -1,0 +1,246 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/cdc-relay/cdc-relay/internal/sink/record"
+)
+
+// broker is what a partition's worker needs of Kafka. Safe for concurrent use.
+type broker interface {
+	// produce sends a batch once, acks=all. The error is nil, the broker's
+	// answer (answered is true) or what kept the answer away. offenders are
+	// the indexes of the records that the broker names as the cause. The
+	// context must have no cancellation, only a deadline: a request that was
+	// handed over cannot be taken back.
+	produce(ctx context.Context, topic string, partition int32, batch *record.Sealed) (offenders []int, answered bool, err error)
+	// newProducer asks for a new producer id, without a transactional id.
+	newProducer(ctx context.Context) (record.Producer, error)
+	// refresh makes the next request fetch metadata first. It may do nothing
+	// if that was asked for a moment ago.
+	refresh()
+}
+
+// cluster is the Kafka client: the only place that talks to brokers.
+type cluster struct {
+	client    *kafka.Client
+	transport *kafka.Transport
+	conns     *connections
+
+	mu          sync.Mutex
+	refreshed   time.Time
+	refreshRate time.Duration // at most one refresh in this time
+}
+
+var _ broker = (*cluster)(nil)
+
+func newCluster(cfg *Config) *cluster {
+	conns := newConnections(cfg.DialTimeout)
+	transport := &kafka.Transport{
+		Dial:        conns.dial,
+		DialTimeout: cfg.DialTimeout + cfg.DialTimeout/2, // TCP, TLS, versions and SASL together
+		IdleTimeout: cfg.IdleTimeout,
+		MetadataTTL: cfg.MetadataTTL,
+		ClientID:    cfg.ClientID,
+		TLS:         cfg.TLS,
+		SASL:        cfg.SASL,
+	}
+	return &cluster{
+		client:      &kafka.Client{Addr: kafka.TCP(cfg.Brokers...), Timeout: cfg.RequestTimeout, Transport: transport},
+		transport:   transport,
+		conns:       conns,
+		refreshRate: cfg.MetadataTTL,
+	}
+}
+
+// close ends all connections, and with them the requests on them.
+func (c *cluster) close() {
+	c.conns.close()
+	c.transport.CloseIdleConnections()
+}
+
+func (c *cluster) produce(ctx context.Context, topic string, partition int32, batch *record.Sealed) ([]int, bool, error) {
+	res, err := c.client.RawProduce(ctx, &kafka.RawProduceRequest{
+		Topic:        topic,
+		Partition:    int(partition),
+		RequiredAcks: kafka.RequireAll,
+		RawRecords:   protocol.RawRecordSet{Reader: batch.Reader()},
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	var offenders []int
+	for i := range res.RecordErrors {
+		offenders = append(offenders, i)
+	}
+	slices.Sort(offenders)
+	return offenders, true, res.Error
+}
+
+func (c *cluster) newProducer(ctx context.Context) (record.Producer, error) {
+	res, err := c.client.InitProducerID(ctx, &kafka.InitProducerIDRequest{ProducerID: -1, ProducerEpoch: -1})
+	if err != nil {
+		return record.NoProducer, err
+	}
+	if res.Error != nil {
+		return record.NoProducer, res.Error
+	}
+	return record.Producer{ID: int64(res.Producer.ProducerID), Epoch: int16(res.Producer.ProducerEpoch)}, nil
+}
+
+// refresh drops the connections that are idle, and with them what the client
+// knows of the cluster: nothing else makes it ask before its time.
+func (c *cluster) refresh() {
+	c.mu.Lock()
+	now := time.Now()
+	due := now.Sub(c.refreshed) >= c.refreshRate
+	if due {
+		c.refreshed = now
+	}
+	c.mu.Unlock()
+	if due {
+		c.transport.CloseIdleConnections()
+	}
+}
+
+// topicState is what the cluster says about a topic.
+type topicState struct {
+	partitions int
+	err        error // kafka.UnknownTopicOrPartition: not there, or not ours to see
+}
+
+// topics tells about the topics of these names, from metadata that is at most
+// as old as the configured time. The error is the true reason why the cluster
+// cannot be reached, as long as it has never been reached since the last refresh.
+func (c *cluster) topics(ctx context.Context, names []string) (map[string]topicState, error) {
+	res, err := c.client.Metadata(ctx, &kafka.MetadataRequest{Topics: names})
+	if err != nil {
+		return nil, err
+	}
+	states := make(map[string]topicState, len(res.Topics))
+	for _, t := range res.Topics {
+		s := topicState{partitions: len(t.Partitions), err: t.Error}
+		if len(t.Partitions) > 0 {
+			s.err = nil // a leader is missing: that is its partition's affair
+		}
+		states[t.Name] = s
+	}
+	return states, nil
+}
+
+// maxBytes reads max.message.bytes of these topics. Topics whose configuration
+// may not be read are left out.
+func (c *cluster) maxBytes(ctx context.Context, names []string) (map[string]int, error) {
+	req := &kafka.DescribeConfigsRequest{}
+	for _, name := range names {
+		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{
+			ResourceType: kafka.ResourceTypeTopic,
+			ResourceName: name,
+			ConfigNames:  []string{"max.message.bytes"},
+		})
+	}
+	res, err := c.client.DescribeConfigs(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	limits := make(map[string]int, len(names))
+	for _, r := range res.Resources {
+		for _, entry := range r.ConfigEntries {
+			if n, err := strconv.Atoi(entry.ConfigValue); err == nil && r.Error == nil && n > 0 {
+				limits[r.ResourceName] = n
+			}
+		}
+	}
+	return limits, nil
+}
+
+// connections makes and keeps track of the TCP connections. They are closed
+// at the end, since a request cannot be cancelled any other way, and noting
+// when something was heard on any of them tells whether the cluster is there.
+type connections struct {
+	dialer net.Dialer
+	heard  atomic.Int64 // Unix nanoseconds; 0: nothing yet
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu   sync.Mutex
+	open map[*connection]struct{}
+}
+
+var errClosed = errors.New("the publisher has ended")
+
+func newConnections(timeout time.Duration) *connections {
+	c := &connections{dialer: net.Dialer{Timeout: timeout}, open: map[*connection]struct{}{}}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c
+}
+
+func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(c.ctx, cancel)
+	defer stop()
+	raw, err := c.dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	conn := &connection{Conn: raw, owner: c}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		_ = raw.Close()
+		return nil, errClosed
+	}
+	c.open[conn] = struct{}{}
+	return conn, nil
+}
+
+// close closes all connections and lets no new ones come.
+func (c *connections) close() {
+	c.cancel()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn := range c.open {
+		_ = conn.Conn.Close() // its user sees the error that matters
+	}
+	clear(c.open)
+}
+
+// lastHeard is when a broker last sent anything; zero if none ever did.
+func (c *connections) lastHeard() time.Time {
+	if n := c.heard.Load(); n != 0 {
+		return time.Unix(0, n)
+	}
+	return time.Time{}
+}
+
+// connection notes when something arrives.
+type connection struct {
+	net.Conn
+	owner *connections
+}
+
+func (c *connection) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.owner.heard.Store(time.Now().UnixNano())
+	}
+	return n, err
+}
+
+func (c *connection) Close() error {
+	c.owner.mu.Lock()
+	delete(c.owner.open, c)
+	c.owner.mu.Unlock()
+	return c.Conn.Close()
+}

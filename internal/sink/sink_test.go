@@ -1,0 +1,295 @@
+package sink
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"go.uber.org/goleak"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/kafkatest"
+	"github.com/cdc-relay/cdc-relay/internal/sink/record"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds the wait for something that must happen.
+const patience = 60 * time.Second
+
+// recorder is an Outcomes that remembers. wait blocks until a condition on it
+// holds.
+type recorder struct {
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced at each report
+	acked   []event.Ref
+	refused map[int64]event.Failure
+	trouble []*fault.Blocked
+}
+
+func newRecorder() *recorder {
+	return &recorder{changed: make(chan struct{}), refused: map[int64]event.Failure{}}
+}
+
+func (r *recorder) update(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+func (r *recorder) Acked(refs []event.Ref) {
+	r.update(func() { r.acked = append(r.acked, refs...) })
+}
+
+func (r *recorder) Refused(refs []event.Ref, f event.Failure) {
+	r.update(func() {
+		for _, ref := range refs {
+			if _, twice := r.refused[ref.ID]; twice {
+				panic("refused twice: " + strconv.FormatInt(ref.ID, 10))
+			}
+			r.refused[ref.ID] = f
+		}
+	})
+}
+
+func (r *recorder) Trouble(b *fault.Blocked) {
+	r.update(func() { r.trouble = append(r.trouble, b) })
+}
+
+// wait blocks until cond holds; what names it if it never does.
+func (r *recorder) wait(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	for {
+		r.mu.Lock()
+		ok, changed := cond(), r.changed
+		state := fmt.Sprintf("%d acked, %d refused", len(r.acked), len(r.refused))
+		r.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			t.Fatalf("still waiting for %s with %s", what, state)
+		}
+	}
+}
+
+// settled waits until n events are acked or refused.
+func (r *recorder) settled(t *testing.T, n int) {
+	t.Helper()
+	r.wait(t, strconv.Itoa(n)+" settled events", func() bool { return len(r.acked)+len(r.refused) >= n })
+}
+
+func (r *recorder) ackedIDs() []int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ids := make([]int64, 0, len(r.acked))
+	for _, ref := range r.acked {
+		ids = append(ids, ref.ID)
+	}
+	return ids
+}
+
+func (r *recorder) refusal(id int64) event.Failure {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.refused[id]
+}
+
+// pins pins whatever is present.
+type pins struct{}
+
+func (pins) Pin(_ context.Context, _ string, present int) (int, error) { return present, nil }
+
+func testConfig(broker string) Config {
+	return Config{
+		Brokers: []string{broker}, ClientID: "test",
+		BatchBytes: 1 << 20, BatchRecords: 5000, MaxRequests: 32,
+		RequestTimeout: 10 * time.Second, DialTimeout: 3 * time.Second, IdleTimeout: time.Minute,
+		MetadataTTL: 200 * time.Millisecond, UnknownTopicGrace: 30 * time.Second,
+		BackoffMin: time.Millisecond, BackoffMax: 50 * time.Millisecond,
+		Identity: Idempotent,
+		Record: record.Config{
+			TopicTemplate: "{aggregate_type}", Partitioner: record.Murmur2, Headers: record.CloudEvents, Source: "/test",
+		},
+	}
+}
+
+func testMetrics(t testing.TB) *Metrics {
+	t.Helper()
+	m, err := NewMetrics(prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func testLog() *slog.Logger {
+	if os.Getenv("CDC_TEST_LOG") != "" {
+		return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	return slog.New(slog.NewTextHandler(io.Discard, nil))
+}
+
+func testDeps(t testing.TB, out Outcomes) Deps {
+	t.Helper()
+	return Deps{
+		Outcomes: out, Pins: pins{}, Permit: func(context.Context) error { return nil },
+		Metrics: testMetrics(t), Log: testLog(),
+	}
+}
+
+// start runs a publisher until the test ends.
+func start(t *testing.T, cfg Config, deps Deps) *Publisher {
+	t.Helper()
+	p, err := New(cfg, deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, p)
+	return p
+}
+
+func run(t *testing.T, p *Publisher) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// newFake starts a fake cluster and returns the address of its first broker.
+func newFake(t *testing.T, opts ...kfake.Opt) (*kfake.Cluster, string) {
+	t.Helper()
+	c, err := kfake.NewCluster(append([]kfake.Opt{kfake.NumBrokers(1)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c, c.ListenAddrs()[0]
+}
+
+// testEvent is an event of topic with this id; its key and value tell the id.
+func testEvent(topic string, id int64, key, value string) event.Event {
+	e := event.Event{
+		Ref:           event.Ref{Seq: event.Seq(id), ID: id, Bytes: int32(len(key) + len(value))},
+		AggregateType: []byte(topic),
+		AggregateID:   []byte(key),
+		EventType:     []byte("tested"),
+		ContentType:   []byte("text/plain"),
+		Payload:       []byte(value),
+		Headers:       []byte("{}"),
+		CreatedAt:     1_767_323_045_678_900,
+	}
+	binary.BigEndian.PutUint64(e.EventID[8:], uint64(id))
+	return e
+}
+
+// numbered makes events 1 to n over keys keys.
+func numbered(topic string, n, keys int) []event.Event {
+	events := make([]event.Event, n)
+	for i := range events {
+		id := int64(i + 1)
+		events[i] = testEvent(topic, id, "key-"+strconv.Itoa(i%keys), strconv.FormatInt(id, 10))
+	}
+	return events
+}
+
+// logIDs reads the ids in the log, and checks that each key's are in order.
+func logIDs(t *testing.T, addr, topic string) []int64 {
+	t.Helper()
+	latest := map[string]int64{}
+	var ids []int64
+	for _, r := range kafkatest.ReadAll(t, addr, topic) {
+		id := recordID(t, r.Headers)
+		if id <= latest[string(r.Key)] {
+			t.Errorf("key %s: %d follows %d", r.Key, id, latest[string(r.Key)])
+		}
+		latest[string(r.Key)] = id
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func TestPublishes(t *testing.T) {
+	t.Parallel()
+	for name, broker := range map[string]func(t *testing.T) string{
+		"fake broker": func(t *testing.T) string { _, addr := newFake(t); return addr },
+		"real broker": func(t *testing.T) string { return kafkatest.Broker(t) },
+	} {
+		for _, codec := range []record.Compression{record.None, record.Gzip, record.Snappy, record.LZ4, record.Zstd} {
+			t.Run(name+"/"+codec.String(), func(t *testing.T) {
+				t.Parallel()
+				addr := broker(t)
+				topic := kafkatest.Name(t)
+				kafkatest.Create(t, addr, topic, 5, nil)
+				out := newRecorder()
+				cfg := testConfig(addr)
+				cfg.Compression = codec
+				p := start(t, cfg, testDeps(t, out))
+
+				const n = 3000
+				for chunk := range slices.Chunk(numbered(topic, n, 40), 250) {
+					p.Publish(chunk)
+					p.Flush()
+				}
+				out.settled(t, n)
+				want := make([]int64, n)
+				for i := range want {
+					want[i] = int64(i + 1)
+				}
+				got := out.ackedIDs()
+				slices.Sort(got)
+				if !slices.Equal(got, want) {
+					t.Errorf("acked %d events, not each of %d once", len(got), n)
+				}
+				if ids := logIDs(t, addr, topic); !slices.Equal(ids, want) {
+					t.Errorf("%d records in the log, not each of %d once", len(ids), n)
+				}
+			})
+		}
+	}
+}
+
+func TestPermitLost(t *testing.T) {
+	t.Parallel()
+	_, addr := newFake(t, kfake.SeedTopics(1, "t"))
+	out := newRecorder()
+	deps := testDeps(t, out)
+	deps.Permit = func(context.Context) error { return fault.ErrFenced }
+	p, err := New(testConfig(addr), deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Publish(numbered("t", 1, 1))
+	p.Flush()
+	if err := p.Run(t.Context()); !errors.Is(err, fault.ErrFenced) {
+		t.Errorf("Run = %v, want fault.ErrFenced", err)
+	}
+	if ids := logIDs(t, addr, "t"); len(ids) > 0 {
+		t.Errorf("published without a permit: %v", ids)
+	}
+}

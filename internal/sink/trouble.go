@@ -1,0 +1,110 @@
+package sink
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/cdc-relay/cdc-relay/internal/fault"
+)
+
+// troubles holds the conditions that a person must clear, by what they are
+// about, and reports the oldest of them whenever that one changes. Safe for
+// concurrent use.
+type troubles struct {
+	outcomes Outcomes
+
+	mu       sync.Mutex
+	list     []trouble // oldest first
+	reported string    // the text that stands; empty if none does
+}
+
+type trouble struct {
+	subject string // connection, topic NAME, partition NAME/NUMBER
+	blocked *fault.Blocked
+}
+
+// set notes a trouble with subject, or a change of it.
+func (t *troubles) set(subject string, b *fault.Blocked) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.list {
+		if t.list[i].subject == subject {
+			t.list[i].blocked = b
+			t.report()
+			return
+		}
+	}
+	t.list = append(t.list, trouble{subject, b})
+	t.report()
+}
+
+// clear notes that nothing is wrong with subject.
+func (t *troubles) clear(subject string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.list {
+		if t.list[i].subject == subject {
+			t.list = append(t.list[:i], t.list[i+1:]...)
+			t.report()
+			return
+		}
+	}
+}
+
+func (t *troubles) report() {
+	if len(t.list) == 0 {
+		t.reported = ""
+		t.outcomes.Trouble(nil)
+		return
+	}
+	b := t.list[0].blocked
+	if text := b.Error(); text != t.reported {
+		t.reported = text
+		t.outcomes.Trouble(b)
+	}
+}
+
+// connectTrouble says why the cluster cannot be reached.
+func connectTrouble(err error) *fault.Blocked {
+	b := &fault.Blocked{Reason: checkConnect, Err: err}
+	var code kafka.Error
+	switch {
+	case isTLS(err):
+		b.What = "the TLS connection to the Kafka brokers cannot be made"
+		b.Remedy = "check kafka.tls (CA, server name, client certificate) against the brokers' certificates"
+	case errors.As(err, &code) && classify(code).blocked == checkConnect && isSASL(code):
+		b.What = "the Kafka brokers refuse the login"
+		b.Remedy = "check kafka.sasl (mechanism, user name, password)"
+	default:
+		b.What = "no Kafka broker answers"
+		b.Remedy = "check kafka.brokers, the network, kafka.tls and whether the brokers run"
+	}
+	return b
+}
+
+func isSASL(code kafka.Error) bool {
+	return code == kafka.SASLAuthenticationFailed || code == kafka.UnsupportedSASLMechanism || code == kafka.IllegalSASLState
+}
+
+// batchTrouble says why a batch does not get through.
+func batchTrouble(v verdict, topic string, err error) *fault.Blocked {
+	var code kafka.Error
+	if !errors.As(err, &code) || isSASL(code) {
+		return connectTrouble(err)
+	}
+	b := &fault.Blocked{Reason: v.blocked, Err: err}
+	switch v.blocked {
+	case checkACL:
+		b.What = "the Kafka cluster refuses to let the relay publish to topic " + topic
+		b.Remedy = "grant its login WRITE and DESCRIBE on the topic, and IDEMPOTENT_WRITE on the cluster before Kafka 3.0"
+	case checkIdentity:
+		b.What = "the Kafka broker refuses the relay's producer identity for topic " + topic
+		b.Remedy = "set kafka.identity to none and report what the broker's log says"
+	default:
+		b.What = "the Kafka broker keeps refusing requests for topic " + topic + " with error " + codeText(code)
+		b.Remedy = "look that error up in the broker's log; check its version, kafka.compression and whatever lies between"
+	}
+	return b
+}

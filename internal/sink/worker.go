@@ -1,0 +1,384 @@
+package sink
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/segmentio/kafka-go"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/sink/record"
+)
+
+// worker publishes the batches of one partition, one after the other.
+type worker struct {
+	p    *Publisher
+	part *partition
+	log  *slog.Logger
+
+	// producer is the identity with the sequence number of the next new
+	// record. Invariant: the broker has acknowledged, under this id, exactly
+	// the numbers below it.
+	producer record.Producer
+	// renew: the identity must not be used for another batch.
+	renew bool
+	// troubled: a trouble of this partition has been reported and not cleared.
+	troubled bool
+
+	backoff *backoff.ExponentialBackOff
+	todo    []*record.Batch // parts of a refused batch, the first one last
+	acked   prometheus.Counter
+}
+
+func newWorker(p *Publisher, part *partition) *worker {
+	return &worker{
+		p: p, part: part,
+		log:      p.deps.Log.With("topic", part.topic.name, "partition", part.number),
+		producer: record.NoProducer,
+		renew:    true,
+		backoff: backoff.NewExponentialBackOff(
+			backoff.WithInitialInterval(p.cfg.BackoffMin),
+			backoff.WithMaxInterval(p.cfg.BackoffMax),
+			backoff.WithRandomizationFactor(0.5),
+			backoff.WithMultiplier(2),
+			backoff.WithMaxElapsedTime(0), // never gives up
+		),
+		acked: p.deps.Metrics.topicCounter(part.topic.name),
+	}
+}
+
+// run works until ctx ends or leadership is gone.
+func (w *worker) run(ctx context.Context) error {
+	for {
+		b, err := w.next(ctx)
+		if err != nil {
+			return err
+		}
+		if err := w.settle(ctx, b); err != nil {
+			return err
+		}
+	}
+}
+
+// next waits for a batch to publish.
+func (w *worker) next(ctx context.Context) (*record.Batch, error) {
+	for {
+		if b := w.p.take(w.part); b != nil {
+			return b, nil
+		}
+		select {
+		case <-w.part.wake:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if w.p.cfg.Linger > 0 {
+			if err := sleep(ctx, w.p.cfg.Linger); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// settle publishes b, or whatever of it can be published, in order.
+func (w *worker) settle(ctx context.Context, b *record.Batch) error {
+	w.todo = append(w.todo[:0], b)
+	for len(w.todo) > 0 {
+		last := len(w.todo) - 1
+		d := delivery{batch: w.todo[last]}
+		w.todo = w.todo[:last]
+		v, err := w.deliver(ctx, &d)
+		if err != nil {
+			return err
+		}
+		w.finish(&d, v)
+	}
+	return nil
+}
+
+// delivery is the state of one batch on its way into the log.
+type delivery struct {
+	batch     *record.Batch
+	sealed    *record.Sealed // nil: not sealed under the present identity
+	offenders []int          // records that the last answer named
+	tries     int
+	// inDoubt: an attempt under the present identity may have put the batch
+	// into the log without the broker saying so.
+	inDoubt bool
+	// held: the client may still be reading the batch's bytes, so that they
+	// must not be written to again.
+	held bool
+}
+
+// deliver sends a batch until the broker has decided about it. The error is
+// ctx's or Permit's: the batch is then undecided.
+func (w *worker) deliver(ctx context.Context, d *delivery) (verdict, error) {
+	w.backoff.Reset()
+	for {
+		v, err := w.attempt(ctx, d)
+		if err != nil {
+			return v, err
+		}
+		if v.class != classBroker {
+			w.recovered(d)
+			return v, nil
+		}
+		if err := sleep(ctx, w.backoff.NextBackOff()); err != nil {
+			return v, err
+		}
+	}
+}
+
+// attempt sends a batch once, unless it is clear that it must not be sent.
+func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
+	if code := w.topicRefusal(); code != "" {
+		return verdict{class: classTopic, code: code}, nil
+	}
+	if d.sealed == nil {
+		if v, err := w.seal(ctx, d); err != nil {
+			return w.failed(ctx, d, v, err)
+		}
+	}
+	if d.tries == 0 && w.tooLarge(d.sealed.Size()) {
+		return classify(kafka.MessageSizeTooLarge), nil
+	}
+	if err := w.admit(ctx); err != nil {
+		return verdict{}, err
+	}
+	start := time.Now()
+	offenders, answered, err := w.p.broker.produce(context.WithoutCancel(ctx), w.part.topic.name, w.part.number, d.sealed)
+	<-w.p.requests
+	w.p.deps.Metrics.attempted(time.Since(start), answered)
+	d.tries++
+	d.held = d.held || !answered
+	d.offenders = offenders
+	v := classify(err)
+	if v.class == classDone {
+		return v, nil
+	}
+	d.inDoubt = d.inDoubt || v.appended
+	return w.failed(ctx, d, v, err)
+}
+
+// admit waits for a request slot and then for the permit to publish. Without
+// an error the slot is taken.
+func (w *worker) admit(ctx context.Context) error {
+	select {
+	case w.p.requests <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := w.p.deps.Permit(ctx); err != nil {
+		<-w.p.requests
+		return fmt.Errorf("asking for the permit to publish: %w", err)
+	}
+	return nil
+}
+
+// topicRefusal is the code of the failure for which the topic's events are
+// refused at present; empty if they are not.
+func (w *worker) topicRefusal() string {
+	w.p.mu.Lock()
+	defer w.p.mu.Unlock()
+	if t := w.part.topic; t.state == topicRefused {
+		return t.failure.Code
+	}
+	return ""
+}
+
+// tooLarge reports whether the topic is known not to accept so many bytes. The
+// limit may have been raised since it was read: if that is not just now, the
+// broker is asked by sending the batch.
+func (w *worker) tooLarge(size int) bool {
+	w.p.mu.Lock()
+	defer w.p.mu.Unlock()
+	t := w.part.topic
+	return t.maxBytes > 0 && size > t.maxBytes && time.Since(t.read) < limitFresh
+}
+
+// seal finishes the batch under the present identity, after getting a new one
+// if that is called for.
+func (w *worker) seal(ctx context.Context, d *delivery) (verdict, error) {
+	if w.renew {
+		next, err := w.p.identities.next(ctx, w.producer.ID)
+		if err != nil {
+			v := classify(err)
+			v.class = classBroker // whatever it is, no record is to blame
+			return v, err
+		}
+		w.producer, w.renew = next, false
+		d.inDoubt = false // as far as this identity is concerned
+	}
+	sealed, err := d.batch.Seal(w.p.cfg.Compression, w.producer)
+	if err != nil {
+		return verdict{class: classBroker, blocked: checkConnect}, err
+	}
+	d.sealed = sealed
+	return verdict{}, nil
+}
+
+// failed takes note of an attempt that did not succeed.
+func (w *worker) failed(ctx context.Context, d *delivery, v verdict, err error) (verdict, error) {
+	if ctx.Err() != nil {
+		return v, ctx.Err() // the connections were closed under the request
+	}
+	w.p.deps.Metrics.errors.WithLabelValues(v.class.String()).Inc()
+	if v.class == classFence {
+		return v, fmt.Errorf("publishing to %s: %w", w.part.label, fault.ErrFenced)
+	}
+	if v.class != classBroker {
+		return v, nil
+	}
+	if d.tries <= 1 {
+		w.log.Warn("publishing failed: trying again until the broker answers", "attempt", d.tries, "err", safe(err))
+	}
+	if v.renew {
+		w.renew, d.sealed = true, nil
+		w.log.Warn("the broker does not accept the producer's sequence: taking a new producer id", "err", safe(err))
+	}
+	if v.reseal {
+		d.sealed = nil
+	}
+	if v.refresh {
+		w.p.broker.refresh()
+		w.p.nudge()
+	}
+	if v.blocked != "" && d.tries >= v.blockedAfter {
+		w.troubled = true
+		w.p.troubles.set(w.subject(), batchTrouble(v, w.part.topic.name, err))
+	}
+	return v, nil
+}
+
+func (w *worker) subject() string { return "partition " + w.part.label }
+
+// recovered takes note of an answer after failures.
+func (w *worker) recovered(d *delivery) {
+	if w.troubled {
+		w.troubled = false
+		w.p.troubles.clear(w.subject())
+	}
+	if d.tries > 1 {
+		w.log.Info("the broker has answered", "attempt", d.tries)
+	}
+}
+
+// finish deals with a batch about which the broker has decided.
+func (w *worker) finish(d *delivery, v verdict) {
+	refs := d.batch.Refs()
+	if v.class == classDone {
+		w.advance(len(refs))
+		w.acked.Add(float64(len(refs)))
+		w.p.deps.Metrics.acked.Add(float64(len(refs)))
+		w.p.deps.Outcomes.Acked(slices.Clone(refs))
+	} else {
+		w.refuse(d, v)
+	}
+	if !d.held {
+		w.p.recycle(d.batch)
+	}
+}
+
+// advance moves the sequence number on; it wraps to 0 after 2^31-1.
+func (w *worker) advance(n int) {
+	if w.producer.ID >= 0 {
+		w.producer.Sequence = int32((int64(w.producer.Sequence) + int64(n)) & 0x7fffffff)
+	}
+}
+
+// refuse refuses what is at fault in a batch and keeps the rest to be sent
+// next, in order.
+func (w *worker) refuse(d *delivery, v verdict) {
+	// The refused batch has not used its sequence numbers, so the next one
+	// takes them. But had an earlier attempt put it into the log unnoticed,
+	// the broker would take the next one for that, acknowledge it and not
+	// store it. Only a new producer id is safe then.
+	if d.inDoubt {
+		w.renew = true
+	}
+	bad := w.blame(d, v)
+	if bad == nil {
+		half := d.batch.Len() / 2
+		w.todo = append(w.todo,
+			d.batch.Subset(func(i int) bool { return i >= half }),
+			d.batch.Subset(func(i int) bool { return i < half }))
+		return
+	}
+	isBad := func(i int) bool { _, found := slices.BinarySearch(bad, i); return found }
+	if len(bad) < d.batch.Len() {
+		w.todo = append(w.todo, d.batch.Subset(func(i int) bool { return !isBad(i) }))
+	}
+	refs := make([]event.Ref, 0, len(bad))
+	for _, i := range bad {
+		refs = append(refs, d.batch.Refs()[i])
+	}
+	w.p.deps.Outcomes.Refused(refs, w.failure(d, v))
+}
+
+// blame returns the indexes of the records at fault, in order; nil if they
+// cannot be told.
+func (w *worker) blame(d *delivery, v verdict) []int {
+	n := d.batch.Len()
+	if n == 1 || v.class == classTopic || v.whole {
+		all := make([]int, n)
+		for i := range all {
+			all[i] = i
+		}
+		return all
+	}
+	if len(d.offenders) > 0 && d.offenders[0] >= 0 && d.offenders[len(d.offenders)-1] < n {
+		return d.offenders
+	}
+	return nil
+}
+
+// failure is what the row of a refused event will say.
+func (w *worker) failure(d *delivery, v verdict) event.Failure {
+	t := w.part.topic
+	f := event.Failure{Class: event.ClassRecord, Code: v.code, Permanent: v.permanent}
+	switch v.code {
+	case codeTopicUnknown:
+		return failTopicUnknown(t.name)
+	case codeTopicDenied:
+		return failTopicDenied(t.name)
+	case "RECORD_TOO_LARGE":
+		f.Message = w.sizeMessage(d)
+	case "RECORD_INVALID":
+		f.Message = "topic " + t.name + " does not accept the record: a compacted topic needs a key, a schema check may have failed"
+	case "TIMESTAMP_INVALID":
+		f.Message = "topic " + t.name + " does not accept the record's time: compare the clocks and message.timestamp.*.max.ms"
+	case "POLICY_VIOLATION":
+		f.Message = "a policy of the Kafka cluster refuses the record for topic " + t.name
+	default:
+		f.Message = "the Kafka cluster does not accept the topic name"
+	}
+	return f
+}
+
+// sizeMessage tells size and limit of a record that was refused for its size.
+func (w *worker) sizeMessage(d *delivery) string {
+	maxBytes := w.p.doubtLimit(w.part.topic)
+	f := "the record takes " + strconv.Itoa(d.sealed.Size()) + " bytes; topic " + w.part.topic.name + " accepts "
+	if maxBytes == 0 {
+		return f + "fewer (max.message.bytes)"
+	}
+	return f + strconv.Itoa(maxBytes) + " (max.message.bytes)"
+}
+
+// sleep waits for d, or for ctx to end.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
