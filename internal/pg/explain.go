@@ -15,19 +15,19 @@ import (
 
 // SQLSTATE codes that the relay tells apart.
 const (
-	CodeInvalidPassword    = "28P01"
-	CodeInvalidAuth        = "28000"
-	CodeUnknownDatabase    = "3D000"
-	CodeNoPrivilege        = "42501"
-	CodeUndefinedTable     = "42P01"
-	CodeUndefinedColumn    = "42703"
-	CodeUndefinedSchema    = "3F000"
-	CodeLockNotAvailable   = "55P03"
-	CodeQueryCanceled      = "57014"
-	CodeReadOnly           = "25006"
-	CodeAdminShutdown      = "57P01"
-	CodeSerializationError = "40001"
-	CodeDeadlock           = "40P01"
+	CodeInvalidPassword   = "28P01"
+	CodeInvalidAuth       = "28000"
+	CodeUnknownDatabase   = "3D000"
+	CodeUndefinedSchema   = "3F000"
+	CodeReadOnly          = "25006"
+	CodeSerialization     = "40001"
+	CodeDeadlock          = "40P01"
+	CodeNoPrivilege       = "42501"
+	CodeUndefinedColumn   = "42703"
+	CodeUndefinedFunction = "42883"
+	CodeUndefinedTable    = "42P01"
+	CodeLockNotAvailable  = "55P03"
+	CodeQueryCanceled     = "57014"
 )
 
 // Code returns the SQLSTATE of the server's answer in err's chain, "" if the

@@ -1,0 +1,262 @@
+package statusback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/pg"
+	"github.com/cdc-relay/cdc-relay/outbox"
+)
+
+const (
+	// lockTimeout bounds the wait for one row's lock, and so how long a
+	// takeover waits for a statement that holds the fence.
+	lockTimeout = 500 * time.Millisecond
+	// statementGrace is what a statement in flight gets when Run has to end.
+	statementGrace = 2 * time.Second
+	// answerGrace is what the server's own limit of a statement gets before
+	// the connection counts as lost.
+	answerGrace = 5 * time.Second
+)
+
+// pinnedPlans keeps the statements on the primary key: a plan made while the
+// table was empty would be a sequential scan until the next ANALYZE.
+var pinnedPlans = map[string]string{
+	"enable_seqscan":    "off",
+	"enable_bitmapscan": "off",
+	"plan_cache_mode":   "force_generic_plan",
+}
+
+// database runs the statements on one connection, and makes a new one when it
+// is lost. It never waits between two tries: retryAt says when the next one
+// is worth it.
+type database struct {
+	cfg     Config
+	options pg.Options
+	limit   time.Duration // of a statement, as this side sees it
+	sql     statements
+	log     *slog.Logger
+	m       *Metrics
+
+	conn    *pgx.Conn // nil while there is none
+	pause   *backoff.ExponentialBackOff
+	retryAt time.Time // of the next connect, zero at once
+	changed []int64   // buffer of update's result
+}
+
+func newDatabase(cfg Config, log *slog.Logger, m *Metrics) *database {
+	options := cfg.Database
+	options.LockTimeout = lockTimeout
+	options.Settings = maps.Clone(pinnedPlans)
+	maps.Copy(options.Settings, cfg.Database.Settings)
+	limit := options.StatementTimeout
+	if limit == 0 {
+		limit = pg.DefaultStatementTimeout
+	}
+	return &database{
+		cfg: cfg, options: options, limit: limit + answerGrace, sql: newStatements(cfg.Table), log: log, m: m,
+		pause: backoff.NewExponentialBackOff(backoff.WithInitialInterval(50*time.Millisecond),
+			backoff.WithMaxInterval(5*time.Second), backoff.WithMaxElapsedTime(0)),
+	}
+}
+
+// errLost says that no answer came: the connection failed, or there is none
+// yet.
+var errLost = errors.New("no connection to PostgreSQL")
+
+// update writes rows of one form, ordered by id, and returns the ids it
+// changed; they are valid until the next call. skip leaves locked rows out
+// instead of waiting. The error holds the server's answer (pg.Code), or is
+// errLost, fault.ErrFenced or *fault.Blocked.
+func (d *database) update(ctx context.Context, writes []write, skip bool) ([]int64, error) {
+	f := writes[0].form()
+	sql := d.sql.wait[f]
+	if skip {
+		sql = d.sql.skip[f]
+	}
+	d.changed = d.changed[:0]
+	begin := time.Now()
+	err := d.query(ctx, sql, append(d.fence(), arguments(f, writes)...), func(rows pgx.Rows) error {
+		var id int64
+		_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
+			d.changed = append(d.changed, id)
+			return nil
+		})
+		return err
+	})
+	d.m.duration.Observe(time.Since(begin).Seconds())
+	if err != nil {
+		return nil, err
+	}
+	return d.changed, nil
+}
+
+// findings is what the table says of rows that an update did not change.
+type findings struct {
+	leads bool // the fence is still ours
+	rows  []rowState
+}
+
+// look asks about rows, in the order of writes, in one snapshot.
+func (d *database) look(ctx context.Context, writes []write) (findings, error) {
+	ids, xids := make([]int64, len(writes)), make([]*string, len(writes))
+	for i, w := range writes {
+		ids[i] = w.ID
+		if w.XID != 0 { // else it is not known, and the row was read from the table
+			xid := strconv.FormatUint(w.XID, 10)
+			xids[i] = &xid
+		}
+	}
+	var f findings
+	err := d.query(ctx, d.sql.look, append(d.fence(), ids, xids), func(rows pgx.Rows) error {
+		var row rowState
+		var status *int16
+		var due pgtype.Timestamptz
+		_, err := pgx.ForEachRow(rows, []any{&f.leads, &row.found, &row.visible, &status, &due}, func() error {
+			if row.found {
+				row.status, row.due = outbox.Status(*status), dueOf(due)
+			}
+			f.rows = append(f.rows, row)
+			return nil
+		})
+		return err
+	})
+	if err == nil && len(f.rows) != len(writes) {
+		err = fmt.Errorf("asking about %d rows: got %d answers: %w", len(writes), len(f.rows), errLost)
+	}
+	return f, err
+}
+
+// query runs one statement in its own transaction. When it returns nil, that
+// transaction is committed.
+func (d *database) query(ctx context.Context, sql string, args []any, read func(pgx.Rows) error) error {
+	if err := d.connect(ctx); err != nil {
+		return err
+	}
+	limited, cancel := d.limited(ctx)
+	defer cancel()
+	rows, err := d.conn.Query(limited, sql, args...)
+	if err == nil {
+		err = read(rows)
+	}
+	switch code := pg.Code(err); {
+	case err == nil:
+		d.pause.Reset()
+		return nil
+	case code != "" && code != pg.CodeReadOnly && !d.conn.IsClosed():
+		return fmt.Errorf("writing row states: %w", err)
+	}
+	// No answer, the server is ending, or it is no primary any more: the next
+	// connection will prove what it is.
+	d.close()
+	d.retryAt = time.Now().Add(d.pause.NextBackOff())
+	d.log.Warn("connection for row states lost, connecting again", "code", pg.Code(err), "err", pg.Explain(err))
+	return errLost
+}
+
+func (d *database) connect(ctx context.Context) error {
+	if d.conn != nil {
+		return nil
+	}
+	if time.Now().Before(d.retryAt) {
+		return errLost
+	}
+	conn, _, err := pg.Connect(ctx, d.options, &d.cfg.Session)
+	if err == nil {
+		d.conn = conn
+		return nil
+	}
+	if v := verdictOf(err); v == fenced || v == denied {
+		d.retryAt = time.Now().Add(d.pause.NextBackOff())
+		return fmt.Errorf("connecting to write row states: %w", err)
+	}
+	d.retryAt = time.Now().Add(d.pause.NextBackOff())
+	d.log.Warn("connecting to write row states", "err", err)
+	return errLost
+}
+
+func (d *database) close() {
+	if d.conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	d.conn.Close(ctx) // its error says nothing: the connection is given up
+	d.conn = nil
+}
+
+// limited bounds a statement. The end of ctx leaves the one in flight a moment
+// to finish.
+func (d *database) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.limit)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(statementGrace, cancel) })
+	return limited, func() {
+		stop()
+		cancel()
+	}
+}
+
+func (d *database) fence() []any { return []any{d.cfg.Slot, d.cfg.Session.Epoch, d.cfg.Owner} }
+
+// arguments are $4 and on of an update.
+func arguments(f form, writes []write) []any {
+	ids := make([]int64, len(writes))
+	for i := range writes {
+		ids[i] = writes[i].ID
+	}
+	if f == formSent {
+		return []any{ids}
+	}
+	seen := make([]pgtype.Timestamptz, len(writes))
+	for i := range writes {
+		seen[i] = timestampOf(writes[i].Due)
+	}
+	if f == formRequeued {
+		return []any{ids, seen}
+	}
+	lsns, codes, messages := make([]*string, len(writes)), make([]string, len(writes)), make([]string, len(writes))
+	delays := make([]int64, len(writes))
+	for i := range writes {
+		p := writes[i].park
+		if p.CommitLSN != 0 { // else it is not known
+			lsn := p.CommitLSN.String()
+			lsns[i] = &lsn
+		}
+		codes[i], messages[i], delays[i] = p.Failure.Code, p.Failure.Message, p.Delay.Microseconds()
+	}
+	if f == formFail {
+		return []any{ids, seen, lsns, codes, messages}
+	}
+	return []any{ids, seen, lsns, codes, messages, delays}
+}
+
+func timestampOf(d event.Due) pgtype.Timestamptz {
+	if d.IsInfinity() {
+		return pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
+	}
+	t, ok := d.Time()
+	return pgtype.Timestamptz{Time: t, Valid: ok}
+}
+
+func dueOf(t pgtype.Timestamptz) event.Due {
+	switch {
+	case !t.Valid:
+		return event.Due{}
+	case t.InfinityModifier == pgtype.Infinity:
+		return event.DueInfinity()
+	case t.InfinityModifier == pgtype.NegativeInfinity:
+		return event.DueAtMicros(math.MinInt64)
+	}
+	return event.DueAt(t.Time)
+}
