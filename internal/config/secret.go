@@ -13,14 +13,9 @@ import (
 // or as the name of a file. Every way of printing it yields "***", or nothing
 // when it is not set. The zero value is not set.
 type Secret struct {
-	// A pointer, because fmt prints a pointer inside a struct as an address:
-	// so even a Secret in somebody's unexported field stays unreadable.
-	content *secretContent
-}
-
-type secretContent struct {
-	value string
-	file  string
+	// A function, because fmt prints a field that it cannot call methods on as
+	// what it holds, through pointers too; of a function it prints the address.
+	read func() (string, error)
 }
 
 // NewSecret returns a secret with this value; an empty one is not set.
@@ -28,7 +23,7 @@ func NewSecret(value string) Secret {
 	if value == "" {
 		return Secret{}
 	}
-	return Secret{content: &secretContent{value: value}}
+	return Secret{func() (string, error) { return value, nil }}
 }
 
 // NewSecretFile returns a secret whose value is what the file holds whenever
@@ -37,23 +32,24 @@ func NewSecretFile(name string) Secret {
 	if name == "" {
 		return Secret{}
 	}
-	return Secret{content: &secretContent{file: name}}
+	return Secret{func() (string, error) { return readSecretFile(name) }}
 }
 
 // IsSet reports whether a value or a file was given.
-func (s Secret) IsSet() bool { return s.content != nil }
+func (s Secret) IsSet() bool { return s.read != nil }
 
 // Read returns the value, "" if not set. A file is read anew at each call, so
 // that a rotated secret is found without a restart; one trailing newline is
 // cut. It is safe for concurrent use.
 func (s Secret) Read() (string, error) {
-	if s.content == nil {
+	if s.read == nil {
 		return "", nil
 	}
-	if s.content.file == "" {
-		return s.content.value, nil
-	}
-	data, err := os.ReadFile(s.content.file)
+	return s.read()
+}
+
+func readSecretFile(name string) (string, error) {
+	data, err := os.ReadFile(name)
 	if err != nil {
 		return "", fmt.Errorf("reading secret file: %w", err)
 	}
@@ -63,7 +59,7 @@ func (s Secret) Read() (string, error) {
 
 // String returns "***", or "" when the secret is not set.
 func (s Secret) String() string {
-	if s.content == nil {
+	if !s.IsSet() {
 		return ""
 	}
 	return "***"
