@@ -53,14 +53,13 @@ type Slot struct {
 	Failover bool
 	// ConfirmInterval is the longest time between two status messages.
 	ConfirmInterval time.Duration
-	// ProbeInterval is the time between two probe messages.
-	ProbeInterval time.Duration
 }
 
 // Outbox is the table.
 type Outbox struct {
 	Table Table
-	// Columns maps names of the outbox's columns to those of an existing table.
+	// Columns maps columns that applications write to those of an existing
+	// table. The others, which the relay writes, have the outbox's names.
 	Columns map[string]string
 	// Tombstones publishes NULL payloads instead of failing them.
 	Tombstones bool

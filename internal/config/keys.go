@@ -98,14 +98,12 @@ var slotKeys = []key{
 		func(c *Config) *bool { return &c.Slot.Failover }),
 	entry("slot.confirm_interval", "1s", "longest time between two status messages; a third of wal_sender_timeout if that is less",
 		func(c *Config) *time.Duration { return &c.Slot.ConfirmInterval }, positive),
-	entry("slot.probe_interval", "30s", "time between two probe messages",
-		func(c *Config) *time.Duration { return &c.Slot.ProbeInterval }, positive),
 }
 
 var outboxKeys = []key{
 	entry("outbox.table", "public.outbox", "schema.table",
 		func(c *Config) *Table { return &c.Outbox.Table }),
-	entry("outbox.columns", "", "column of the outbox -> column of an existing table",
+	entry("outbox.columns", "", "column that applications write -> column of an existing table",
 		func(c *Config) *map[string]string { return &c.Outbox.Columns }, areColumns),
 	entry("outbox.tombstones", "false", "publish NULL payloads",
 		func(c *Config) *bool { return &c.Outbox.Tombstones }),
@@ -166,7 +164,7 @@ var kafkaKeys = []key{
 	entry("kafka.metadata_ttl", "1s", "age at which metadata is read again, 500ms to 5s",
 		func(c *Config) *time.Duration { return &c.Kafka.MetadataTTL }, between(500*time.Millisecond, 5*time.Second)),
 	entry("kafka.unknown_topic_grace", "30s", "a topic may be missing this long before its events fail",
-		func(c *Config) *time.Duration { return &c.Kafka.UnknownTopicGrace }, notNegative),
+		func(c *Config) *time.Duration { return &c.Kafka.UnknownTopicGrace }, positive),
 }
 
 var recordKeys = []key{
@@ -231,7 +229,7 @@ var processKeys = []key{
 // later names keys and sections that belong to the contract and have no effect
 // in this version. Accepting them silently would promise what is not done.
 var later = []string{
-	"slot.recreate_if_lost",
+	"slot.recreate_if_lost", "slot.probe_interval",
 	"kafka.transactional_id", "kafka.partition_grace",
 	"failure.by_type", "failure.include_detail",
 	"retry.tick", "retry.batch", "retry.patience",

@@ -183,6 +183,8 @@ func TestProblems(t *testing.T) {
 			want: []string{`config: outbox.table: the schema "Public" is not of the form [a-z_][a-z0-9_]*, at most 63 long; write schema.table, such as public.outbox`}},
 		{name: "unknown column", yaml: "outbox: {columns: {aggregate: x}}",
 			want: []string{`config: outbox.columns: "aggregate" is no column of the outbox; did you mean aggregate_id?`}},
+		{name: "column of the relay", yaml: "outbox: {columns: {id: pk}}",
+			want: []string{"config: outbox.columns: another name for id is not in this version; call the table's column id"}},
 		{name: "broker without port", flags: []string{"kafka.brokers=k1:9092,k2"},
 			want: []string{"config: kafka.brokers: entry 2 is not host:port (flag); write them as kafka-1:9092,kafka-2:9092"}},
 		{name: "template variable", flags: []string{"record.topic=x.{aggregate_typ}"},
@@ -338,7 +340,7 @@ func TestFileLookup(t *testing.T) {
 func TestMapsAndLists(t *testing.T) {
 	t.Parallel()
 	l, err := load(t, minimal+`
-outbox: {columns: {id: pk, payload: body}}
+outbox: {columns: {event_id: uid, payload: body}}
 retry:
   base: 2s
   by_type:
@@ -354,7 +356,7 @@ retry:
 	if diff := cmp.Diff([]string{"a:9092", "b:9092"}, c.Kafka.Brokers); diff != "" {
 		t.Errorf("brokers (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{"id": "pk", "payload": "body"}, c.Outbox.Columns); diff != "" {
+	if diff := cmp.Diff(map[string]string{"event_id": "uid", "payload": "body"}, c.Outbox.Columns); diff != "" {
 		t.Errorf("columns (-want +got):\n%s", diff)
 	}
 	want := map[string]RetryPolicy{"order.v1": {Base: 2 * time.Second, Jitter: 0.5, MaxAttempts: 3, TopicMaxAttempts: 100}}

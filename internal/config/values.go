@@ -132,19 +132,28 @@ func areColumns(columns map[string]string) defect {
 		if d := isName(columns[name]); d != fine {
 			return defect{"the column for " + quoted(name) + " " + d.what, d.hint}
 		}
-		if !slices.Contains(columnNames, name) {
-			return defect{quoted(name) + " is no column of the outbox", "did you mean " + nearest(name, columnNames) + "?"}
+		if slices.Contains(relayColumns, name) {
+			return defect{"another name for " + name + " is not in this version", "call the table's column " + name}
+		}
+		if !slices.Contains(writtenColumns, name) {
+			return defect{quoted(name) + " is no column of the outbox", "did you mean " + nearest(name, writtenColumns) + "?"}
 		}
 	}
 	return fine
 }
 
-// columnNames are the columns that a mapped table can name differently.
-var columnNames = []string{
-	"id", "event_id", "aggregate_type", "aggregate_id", "event_type", "payload", "headers", "content_type", "topic",
-	"priority", "created_at", "send_status", "attempts", "next_attempt_at", "commit_lsn", "claim_generation",
-	"claimed_by", "lease_until", "sent_at", "finished_at", "error_code", "error_message",
-}
+var (
+	// writtenColumns are only read from the stream, under whatever name.
+	writtenColumns = []string{
+		"event_id", "aggregate_type", "aggregate_id", "event_type", "payload", "headers", "content_type", "topic",
+		"priority", "created_at",
+	}
+	// relayColumns are named in the statements of the relay.
+	relayColumns = []string{
+		"id", "send_status", "attempts", "next_attempt_at", "commit_lsn", "claim_generation", "claimed_by",
+		"lease_until", "sent_at", "finished_at", "error_code", "error_message",
+	}
+)
 
 // isHostPort does not repeat the value: a DSN pasted here holds a password.
 func isHostPort(s string) defect {

@@ -4,8 +4,8 @@
 // built from two sources that it is given: the state of the line and the
 // metrics. It owns the listener and its goroutines, changes nothing and never
 // touches PostgreSQL or Kafka, so it answers whatever their state is. Bodies
-// hold no host name, DSN, key or payload: what is wrong is told by the id of a
-// check and its remedy, the sentence with details is in the log.
+// hold no address, DSN, key or payload: what is wrong is told by the id of a
+// check, a sentence in which addresses are hidden, and a remedy.
 package monitor
 
 import (
@@ -15,6 +15,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -30,7 +32,7 @@ const (
 	maxHeaderBytes  = 16 << 10
 )
 
-// Options is what a Server needs; all fields are required.
+// Options is what a Server needs; all fields but Hidden are required.
 type Options struct {
 	// Listen is host:port; port 0 takes a free one.
 	Listen string
@@ -41,12 +43,15 @@ type Options struct {
 	Status func() Status
 	// Metrics is the registry of this process.
 	Metrics prometheus.Gatherer
-	Log     *slog.Logger
+	// Hidden are addresses that a sentence may hold; they are shown as ***.
+	Hidden []string
+	Log    *slog.Logger
 }
 
 // Server is the HTTP listener.
 type Server struct {
 	options  Options
+	hide     *strings.Replacer
 	listened chan struct{} // closed when addr is decided
 	addr     net.Addr
 }
@@ -59,7 +64,21 @@ func New(o Options) (*Server, error) {
 	if o.Status == nil || o.Metrics == nil || o.Log == nil {
 		return nil, errors.New("monitor needs a status, metrics and a logger")
 	}
-	return &Server{options: o, listened: make(chan struct{})}, nil
+	return &Server{options: o, hide: hider(o.Hidden), listened: make(chan struct{})}, nil
+}
+
+// hider replaces each text of hidden. Where one begins another, the longer
+// one counts.
+func hider(hidden []string) *strings.Replacer {
+	sorted := slices.Clone(hidden)
+	slices.SortFunc(sorted, func(a, b string) int { return len(b) - len(a) })
+	var pairs []string
+	for _, text := range sorted {
+		if text != "" {
+			pairs = append(pairs, text, "***")
+		}
+	}
+	return strings.NewReplacer(pairs...)
 }
 
 // Addr waits until Run listens and returns the address, nil if that failed.

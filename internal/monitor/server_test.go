@@ -97,10 +97,12 @@ func TestStatusz(t *testing.T) {
 
 	o := options()
 	o.Metrics = registry
+	o.Hidden = []string{"", "db.internal:5432", "db.internal:54321"}
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
 	o.Status = func() Status {
 		return Status{
-			State: "blocked", Since: since, Reason: "pub.exists", Remedy: "run: cdc-relay init --apply",
+			State: "blocked", Since: since, Reason: "pg.connect",
+			What: "PostgreSQL at db.internal:5432, db.internal:54321 refuses", Remedy: "ask at db.internal:5432",
 			Leader: true, Slot: "cdc_relay", Epoch: 3,
 			Positions: Positions{Received: 0x16B3748, Watermark: 0x16B3740, Saved: 0x1, Server: pglogrepl.LSN(0x1_00000000)},
 		}
@@ -120,7 +122,7 @@ func TestStatusz(t *testing.T) {
 	delete(got, "at")
 	want := map[string]any{
 		"v": 1.0, "pipeline": "shop", "state": "blocked", "since": "2026-01-02T02:04:05Z",
-		"reason": "pub.exists", "remedy": "run: cdc-relay init --apply",
+		"reason": "pg.connect", "what": "PostgreSQL at ***, *** refuses", "remedy": "ask at ***",
 		"leader": true, "slot": "cdc_relay", "epoch": 3.0,
 		"positions": map[string]any{"received": "0/16B3748", "watermark": "0/16B3740", "saved": "0/1", "confirmed": "0/0", "server": "1/0"},
 		"counters": map[string]any{

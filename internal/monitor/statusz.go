@@ -14,9 +14,10 @@ type Status struct {
 	// blocked, since Since.
 	State string
 	Since time.Time
-	// Reason is the id of the check that fails while the state is blocked or
-	// degraded, Remedy what to do about it; else empty.
+	// Reason is the id of the check that fails, What it says and Remedy what
+	// to do about it; empty while nothing waits for a person.
 	Reason string
+	What   string
 	Remedy string
 	// Leader tells that this instance leads Slot, in Epoch.
 	Leader    bool
@@ -42,6 +43,7 @@ type statusDocument struct {
 	State     string             `json:"state"`
 	Since     time.Time          `json:"since"`
 	Reason    string             `json:"reason"`
+	What      string             `json:"what"`
 	Remedy    string             `json:"remedy"`
 	Leader    bool               `json:"leader"`
 	Slot      string             `json:"slot"`
@@ -67,7 +69,8 @@ func (s *Server) statusz(w http.ResponseWriter, _ *http.Request) {
 	status := s.options.Status()
 	body, err := json.Marshal(statusDocument{
 		V: 1, At: time.Now().UTC(), Pipeline: s.options.Pipeline,
-		State: status.State, Since: status.Since.UTC(), Reason: status.Reason, Remedy: status.Remedy,
+		State: status.State, Since: status.Since.UTC(), Reason: status.Reason,
+		What: s.hide.Replace(status.What), Remedy: s.hide.Replace(status.Remedy),
 		Leader: status.Leader, Slot: status.Slot, Epoch: status.Epoch,
 		Positions: positionsDocument{
 			Received:  status.Positions.Received.String(),
