@@ -261,3 +261,31 @@ func (b *Bed) CountStatus(status int16) int {
 	b.t.Helper()
 	return b.Count(fmt.Sprintf("SELECT count(*) FROM %s WHERE send_status = $1", b.Table), status)
 }
+
+// Walsender is the pid of the server's process that streams to the relay, 0 if
+// there is none.
+func (b *Bed) Walsender() int {
+	b.t.Helper()
+	return b.Count(`SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1), 0)`, b.Slot)
+}
+
+// WaitSeconds waits until the server's clock has moved on: for tests about
+// what must not happen in that time.
+func (b *Bed) WaitSeconds(seconds int) {
+	b.t.Helper()
+	var until time.Time
+	if err := b.Pool.QueryRow(b.t.Context(), `SELECT clock_timestamp() + make_interval(secs => $1)`, seconds).Scan(&until); err != nil {
+		b.t.Fatalf("asking for the time: %v", err)
+	}
+	b.Wait(fmt.Sprintf("%d seconds to pass", seconds), func() bool {
+		return b.Count(`SELECT (clock_timestamp() >= $1)::int`, until) == 1
+	})
+}
+
+// InsertOne inserts one row in a transaction of its own and returns its id.
+func (b *Bed) InsertOne(row load.Row) int64 {
+	b.t.Helper()
+	b.Insert(row)
+	events := b.History.Events()
+	return events[len(events)-1].ID
+}

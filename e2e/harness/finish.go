@@ -6,9 +6,9 @@ import (
 	"strings"
 
 	"github.com/jackc/pglogrepl"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-relay/cdc-relay/e2e/check"
+	"github.com/cdc-relay/cdc-relay/e2e/load"
 )
 
 // Wait asks for a condition until it holds. It fails the test, with all that
@@ -85,31 +85,17 @@ func (b *Bed) Check(allow Allow) *check.Report {
 		}
 		b.sampler = nil
 	}
-	run.Rows = b.rows()
+	rows, err := load.ReadTable(b.t.Context(), b.Pool, b.Table, b.PayloadBytes)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	run.Rows = rows
 	records, err := b.Admin.Read(b.t.Context(), b.Topics()...)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	run.Records = records
 	return run.Check()
-}
-
-func (b *Bed) rows() []check.Row {
-	b.t.Helper()
-	got, err := b.Pool.Query(b.t.Context(), fmt.Sprintf(`SELECT id, event_id, send_status, next_attempt_at IS NOT NULL, sha256(%s) FROM %s`, b.PayloadBytes, b.Table))
-	if err != nil {
-		b.t.Fatalf("reading the outbox: %v", err)
-	}
-	rows, err := pgx.CollectRows(got, func(row pgx.CollectableRow) (r check.Row, err error) {
-		digest := r.Payload[:]
-		err = row.Scan(&r.ID, &r.EventID, &r.Status, &r.Parked, &digest)
-		copy(r.Payload[:], digest)
-		return r, err
-	})
-	if err != nil {
-		b.t.Fatalf("reading the outbox: %v", err)
-	}
-	return rows
 }
 
 // state is all that helps to understand why a wait did not end.

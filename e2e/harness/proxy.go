@@ -17,10 +17,12 @@ type Proxy struct {
 	listener net.Listener
 	toCut    atomic.Int64
 	cut      atomic.Int64
+	wg       sync.WaitGroup
 
 	mu    sync.Mutex
-	conns map[net.Conn]bool
-	wg    sync.WaitGroup
+	conns map[net.Conn]bool // nil once the proxy is closed
+	held  chan struct{}     // not nil: requests wait until it is closed
+	hold  bool              // hold requests from the next cut on
 }
 
 // StartProxy listens on a free port of loopback and forwards to target.
@@ -41,11 +43,43 @@ func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 // connection.
 func (p *Proxy) CutAnswers(n int) { p.toCut.Store(int64(n)) }
 
+// CutAnswerAndHold swallows the next answer to a produce request, and from
+// then on lets no request pass until Resume: time for the test to change what
+// the broker will say to the request when it comes again.
+func (p *Proxy) CutAnswerAndHold() {
+	p.mu.Lock()
+	p.hold = true
+	p.mu.Unlock()
+	p.CutAnswers(1)
+}
+
+// Resume ends the hold.
+func (p *Proxy) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hold = false
+	if p.held != nil {
+		close(p.held)
+		p.held = nil
+	}
+}
+
+// pass waits while requests are held.
+func (p *Proxy) pass() {
+	p.mu.Lock()
+	held := p.held
+	p.mu.Unlock()
+	if held != nil {
+		<-held
+	}
+}
+
 // Cut is how many answers have been swallowed.
 func (p *Proxy) Cut() int { return int(p.cut.Load()) }
 
 // Close ends all connections and waits for the proxy's goroutines.
 func (p *Proxy) Close() {
+	p.Resume()
 	p.listener.Close()
 	p.mu.Lock()
 	for c := range p.conns {
@@ -121,6 +155,7 @@ func (l *link) requests() {
 		if err != nil {
 			return
 		}
+		l.proxy.pass()
 		if binary.BigEndian.Uint16(frame[4:]) == apiProduce {
 			l.mu.Lock()
 			l.produce[binary.BigEndian.Uint32(frame[8:])] = true
@@ -154,6 +189,7 @@ func (l *link) answers() {
 	}
 }
 
+// takeCut tells whether the answer at hand is to be swallowed.
 func (p *Proxy) takeCut() bool {
 	for {
 		n := p.toCut.Load()
@@ -161,10 +197,16 @@ func (p *Proxy) takeCut() bool {
 			return false
 		}
 		if p.toCut.CompareAndSwap(n, n-1) {
-			p.cut.Add(1)
-			return true
+			break
 		}
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.hold && p.held == nil {
+		p.held = make(chan struct{})
+	}
+	p.cut.Add(1)
+	return true
 }
 
 // readFrame reads one length-prefixed frame of at least least bytes, with its

@@ -2,6 +2,10 @@ package harness
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -78,6 +82,21 @@ func (r *Relay) Counter(name string) float64 {
 		return 0
 	}
 	return s.Counters[name]
+}
+
+// PeakMemory is the most memory that was resident at a time, in bytes.
+func (r *Relay) PeakMemory() int64 {
+	r.bed.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.PID()))
+	if err != nil {
+		r.bed.t.Fatalf("reading the relay's memory: %v", err)
+	}
+	_, rest, _ := strings.Cut(string(text), "VmHWM:")
+	kib, err := strconv.ParseInt(strings.Fields(rest + " ?")[0], 10, 64)
+	if err != nil {
+		r.bed.t.Fatalf("reading the relay's memory: %v", err)
+	}
+	return kib << 10
 }
 
 // Kill ends the relay by SIGKILL.

@@ -21,6 +21,8 @@ type History struct {
 	past   map[int64]pglogrepl.LSN
 	asked  map[int64]time.Time
 	end    pglogrepl.LSN
+
+	committed, rolledBack int // transactions
 }
 
 // NewHistory returns an empty one.
@@ -33,6 +35,7 @@ func NewHistory() *History {
 func (h *History) Add(events []check.Event, past pglogrepl.LSN, asked time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.committed++
 	h.events = append(h.events, events...)
 	for _, e := range events {
 		h.asked[e.ID] = asked
@@ -41,6 +44,20 @@ func (h *History) Add(events []check.Event, past pglogrepl.LSN, asked time.Time)
 		}
 	}
 	h.end = max(h.end, past)
+}
+
+// Abandon counts a transaction that was rolled back.
+func (h *History) Abandon() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rolledBack++
+}
+
+// Transactions is how many were committed and rolled back.
+func (h *History) Transactions() (committed, rolledBack int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.committed, h.rolledBack
 }
 
 // Events returns a copy of all events.

@@ -83,7 +83,8 @@ func (tx *Tx) Savepoint(ctx context.Context, keep bool, f func() error) error {
 }
 
 // Rollback gives the transaction up.
-func (tx *Tx) Rollback(ctx context.Context) error {
+func (tx *Tx) Rollback(ctx context.Context, h *History) error {
+	h.Abandon()
 	if _, err := tx.conn.Exec(ctx, "ROLLBACK"); err != nil {
 		return fmt.Errorf("rolling back: %w", err)
 	}

@@ -64,7 +64,7 @@ func (s Spec) write(ctx context.Context, w int, h *History) error {
 			return err
 		}
 		if p.rnd.IntN(10) == 0 {
-			err = tx.Rollback(ctx)
+			err = tx.Rollback(ctx, h)
 		} else {
 			left -= len(tx.events)
 			err = tx.Commit(ctx, h)

@@ -12,21 +12,23 @@ import (
 // Config is a configuration by dotted keys, such as "kafka.brokers".
 type Config map[string]any
 
-// With returns a copy in which the keys of others are added or replaced; a nil
-// value removes a key.
+// With returns a copy in which the keys of others are added or replaced.
 func (c Config) With(others ...Config) Config {
 	merged := maps.Clone(c)
 	for _, o := range others {
 		maps.Copy(merged, o)
 	}
-	maps.DeleteFunc(merged, func(_ string, v any) bool { return v == nil })
 	return merged
 }
 
-// Write writes the configuration as a YAML file.
+// Write writes the configuration as a YAML file. A key whose value is nil is
+// left out.
 func (c Config) Write(path string) error {
 	tree := map[string]any{}
 	for key, value := range c {
+		if value == nil {
+			continue
+		}
 		at := tree
 		parts := strings.Split(key, ".")
 		for _, p := range parts[:len(parts)-1] {
