@@ -56,7 +56,7 @@ var table = map[string][]string{
 	"internal/lease":       {"internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, backoff, metrics},
 	"internal/recovery":    {"internal/event", "internal/fault", "internal/pg", "outbox", pglogrepl, pgx, metrics},
 	"internal/retention":   {"internal/fault", "internal/pg", "outbox", pgx, metrics},
-	"internal/doctor":      {"internal/event", "internal/fault", "internal/pg", "outbox", pglogrepl, pgx, kafkaGo},
+	"internal/doctor":      {"internal/event", "internal/fault", "internal/pg", "migrations", "outbox", pglogrepl, pgx, kafkaGo},
 
 	"internal/pg":      {"internal/event", "internal/fault", pgx},
 	"internal/monitor": {"internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, metrics, model},
