@@ -194,7 +194,10 @@ func isDial(err error) bool {
 // broker's own words, which can quote keys and values.
 func safe(err error) string {
 	var code kafka.Error
-	if errors.As(err, &code) {
+	switch {
+	case err == nil:
+		return "nothing was heard"
+	case errors.As(err, &code):
 		return "the broker answers " + codeText(code)
 	}
 	return err.Error()

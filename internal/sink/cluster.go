@@ -42,7 +42,10 @@ type cluster struct {
 	refreshRate time.Duration // at most one refresh in this time
 }
 
-var _ broker = (*cluster)(nil)
+var (
+	_ broker  = (*cluster)(nil)
+	_ catalog = (*cluster)(nil)
+)
 
 func newCluster(cfg *Config) *cluster {
 	conns := newConnections(cfg.DialTimeout)
@@ -113,15 +116,9 @@ func (c *cluster) refresh() {
 	}
 }
 
-// topicState is what the cluster says about a topic.
-type topicState struct {
-	partitions int
-	err        error // kafka.UnknownTopicOrPartition: not there, or not ours to see
-}
-
-// topics tells about the topics of these names, from metadata that is at most
-// as old as the configured time. The error is the true reason why the cluster
-// cannot be reached, as long as it has never been reached since the last refresh.
+// topics is answered from metadata that is at most as old as configured, or
+// from the last that came, as long as there has been any since the last
+// refresh. names must not be nil, which would mean all topics.
 func (c *cluster) topics(ctx context.Context, names []string) (map[string]topicState, error) {
 	res, err := c.client.Metadata(ctx, &kafka.MetadataRequest{Topics: names})
 	if err != nil {
@@ -138,8 +135,6 @@ func (c *cluster) topics(ctx context.Context, names []string) (map[string]topicS
 	return states, nil
 }
 
-// maxBytes reads max.message.bytes of these topics. Topics whose configuration
-// may not be read are left out.
 func (c *cluster) maxBytes(ctx context.Context, names []string) (map[string]int, error) {
 	req := &kafka.DescribeConfigsRequest{}
 	for _, name := range names {
@@ -163,6 +158,8 @@ func (c *cluster) maxBytes(ctx context.Context, names []string) (map[string]int,
 	}
 	return limits, nil
 }
+
+func (c *cluster) lastHeard() time.Time { return c.conns.lastHeard() }
 
 // connections makes and keeps track of the TCP connections. They are closed
 // at the end, since a request cannot be cancelled any other way, and noting

@@ -70,13 +70,13 @@ func (i *identities) next(ctx context.Context, id int64) (record.Producer, error
 	if i.latest.ID >= 0 && i.latest.ID != id {
 		return i.latest, nil
 	}
-	p, err := i.broker.newProducer(context.WithoutCancel(ctx))
+	p, err := i.broker.newProducer(ctx)
 	switch {
 	case errors.Is(err, kafka.ClusterAuthorizationFailed), errors.Is(err, kafka.TransactionalIDAuthorizationFailed):
 		i.identity = None
 		i.metrics.setIdentity(None)
 		i.log.Warn("no right to a producer id: publishing without idempotence, so a lost answer can leave a duplicate; "+
-			"grant WRITE on the topics, or IDEMPOTENT_WRITE on the cluster before Kafka 3.0", "err", err)
+			"grant WRITE on the topics, or IDEMPOTENT_WRITE on the cluster before Kafka 3.0", "err", safe(err))
 		return record.NoProducer, nil
 	case err != nil:
 		return record.NoProducer, err

@@ -1,8 +1,6 @@
 package sink
 
 import (
-	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -30,8 +28,9 @@ type Metrics struct {
 	labels map[string]bool // topics that have a label of their own
 }
 
-// NewMetrics registers the sink's metrics.
-func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
+// NewMetrics registers the sink's metrics. It panics if that was done before
+// on the same registerer.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		acked: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "cdc_relay_events_acked_total", Help: "Events acknowledged by Kafka (acks=all).",
@@ -63,16 +62,8 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 	for _, c := range []class{classRecord, classTopic, classBroker, classFence} {
 		m.errors.WithLabelValues(c.String())
 	}
-	var errs []error
-	for _, c := range []prometheus.Collector{
-		m.acked, m.topicAcked, m.requests, m.errors, m.duration, m.identity, m.partitions, m.connected,
-	} {
-		errs = append(errs, reg.Register(c))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("registering the sink's metrics: %w", err)
-	}
-	return m, nil
+	reg.MustRegister(m.acked, m.topicAcked, m.requests, m.errors, m.duration, m.identity, m.partitions, m.connected)
+	return m
 }
 
 // label returns the label value for a topic.
@@ -103,7 +94,7 @@ func (m *Metrics) setPartitions(topic string, pinned, present int) {
 }
 
 func (m *Metrics) setIdentity(identity Identity) {
-	for name, id := range map[string]Identity{"idempotent": Idempotent, "none": None} {
+	for name, id := range map[string]Identity{"idempotent": Idempotent, "fenced": 0, "none": None} {
 		value := 0.0
 		if id == identity {
 			value = 1

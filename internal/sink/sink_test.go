@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -107,10 +108,26 @@ func (r *recorder) ackedIDs() []int64 {
 	return ids
 }
 
-func (r *recorder) refusal(id int64) event.Failure {
+// refusals returns the failures by id.
+func (r *recorder) refusals() map[int64]event.Failure {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.refused[id]
+	return maps.Clone(r.refused)
+}
+
+// troubles returns what was reported, "" for the end of it.
+func (r *recorder) troubles() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []string
+	for _, b := range r.trouble {
+		if b == nil {
+			list = append(list, "")
+		} else {
+			list = append(list, b.Reason)
+		}
+	}
+	return list
 }
 
 // pins pins whatever is present.
@@ -134,11 +151,7 @@ func testConfig(broker string) Config {
 
 func testMetrics(t testing.TB) *Metrics {
 	t.Helper()
-	m, err := NewMetrics(prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return NewMetrics(prometheus.NewRegistry())
 }
 
 func testLog() *slog.Logger {

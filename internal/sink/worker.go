@@ -17,9 +17,32 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/sink/record"
 )
 
+// sender is what the workers share. Safe for concurrent use.
+type sender struct {
+	cfg        *Config
+	broker     broker
+	queues     *queues
+	identities *identities
+	troubles   *troubles
+	outcomes   Outcomes
+	permit     func(context.Context) error
+	metrics    *Metrics
+	log        *slog.Logger
+	requests   chan struct{} // a slot per produce request in flight
+}
+
+func newSender(cfg *Config, deps Deps, b broker, q *queues, t *troubles) *sender {
+	return &sender{
+		cfg: cfg, broker: b, queues: q, troubles: t,
+		identities: newIdentities(cfg.Identity, b, deps.Metrics, deps.Log),
+		outcomes:   deps.Outcomes, permit: deps.Permit, metrics: deps.Metrics, log: deps.Log,
+		requests: make(chan struct{}, cfg.MaxRequests),
+	}
+}
+
 // worker publishes the batches of one partition, one after the other.
 type worker struct {
-	p    *Publisher
+	*sender
 	part *partition
 	log  *slog.Logger
 
@@ -37,50 +60,40 @@ type worker struct {
 	acked   prometheus.Counter
 }
 
-func newWorker(p *Publisher, part *partition) *worker {
+func newWorker(s *sender, part *partition) *worker {
 	return &worker{
-		p: p, part: part,
-		log:      p.deps.Log.With("topic", part.topic.name, "partition", part.number),
+		sender: s, part: part,
+		log:      s.log.With("topic", part.topic.name, "partition", part.number),
 		producer: record.NoProducer,
 		renew:    true,
 		backoff: backoff.NewExponentialBackOff(
-			backoff.WithInitialInterval(p.cfg.BackoffMin),
-			backoff.WithMaxInterval(p.cfg.BackoffMax),
+			backoff.WithInitialInterval(s.cfg.BackoffMin),
+			backoff.WithMaxInterval(s.cfg.BackoffMax),
 			backoff.WithRandomizationFactor(0.5),
 			backoff.WithMultiplier(2),
 			backoff.WithMaxElapsedTime(0), // never gives up
 		),
-		acked: p.deps.Metrics.topicCounter(part.topic.name),
+		acked: s.metrics.topicCounter(part.topic.name),
 	}
 }
 
-// run works until ctx ends or leadership is gone.
+// run works until ctx ends or leadership is gone. After each batch it takes
+// what has gathered meanwhile, which is what makes batches under load.
 func (w *worker) run(ctx context.Context) error {
 	for {
-		b, err := w.next(ctx)
-		if err != nil {
-			return err
-		}
-		if err := w.settle(ctx, b); err != nil {
-			return err
-		}
-	}
-}
-
-// next waits for a batch to publish.
-func (w *worker) next(ctx context.Context) (*record.Batch, error) {
-	for {
-		if b := w.p.take(w.part); b != nil {
-			return b, nil
-		}
 		select {
 		case <-w.part.wake:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
-		if w.p.cfg.Linger > 0 {
-			if err := sleep(ctx, w.p.cfg.Linger); err != nil {
-				return nil, err
+		if w.cfg.Linger > 0 {
+			if err := sleep(ctx, w.cfg.Linger); err != nil {
+				return err
+			}
+		}
+		for b := w.queues.take(w.part); b != nil; b = w.queues.take(w.part) {
+			if err := w.settle(ctx, b); err != nil {
+				return err
 			}
 		}
 	}
@@ -107,7 +120,8 @@ type delivery struct {
 	batch     *record.Batch
 	sealed    *record.Sealed // nil: not sealed under the present identity
 	offenders []int          // records that the last answer named
-	tries     int
+	tries     int            // requests sent
+	failures  int            // attempts that did not succeed
 	// inDoubt: an attempt under the present identity may have put the batch
 	// into the log without the broker saying so.
 	inDoubt bool
@@ -137,8 +151,8 @@ func (w *worker) deliver(ctx context.Context, d *delivery) (verdict, error) {
 
 // attempt sends a batch once, unless it is clear that it must not be sent.
 func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
-	if code := w.topicRefusal(); code != "" {
-		return verdict{class: classTopic, code: code}, nil
+	if f, refused := w.queues.refusalOf(w.part.topic); refused {
+		return verdict{class: classTopic, code: f.Code}, nil
 	}
 	if d.sealed == nil {
 		if v, err := w.seal(ctx, d); err != nil {
@@ -152,9 +166,9 @@ func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
 		return verdict{}, err
 	}
 	start := time.Now()
-	offenders, answered, err := w.p.broker.produce(context.WithoutCancel(ctx), w.part.topic.name, w.part.number, d.sealed)
-	<-w.p.requests
-	w.p.deps.Metrics.attempted(time.Since(start), answered)
+	offenders, answered, err := w.broker.produce(context.WithoutCancel(ctx), w.part.topic.name, w.part.number, d.sealed)
+	<-w.requests
+	w.metrics.attempted(time.Since(start), answered)
 	d.tries++
 	d.held = d.held || !answered
 	d.offenders = offenders
@@ -170,43 +184,29 @@ func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
 // an error the slot is taken.
 func (w *worker) admit(ctx context.Context) error {
 	select {
-	case w.p.requests <- struct{}{}:
+	case w.requests <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := w.p.deps.Permit(ctx); err != nil {
-		<-w.p.requests
+	if err := w.permit(ctx); err != nil {
+		<-w.requests
 		return fmt.Errorf("asking for the permit to publish: %w", err)
 	}
 	return nil
 }
 
-// topicRefusal is the code of the failure for which the topic's events are
-// refused at present; empty if they are not.
-func (w *worker) topicRefusal() string {
-	w.p.mu.Lock()
-	defer w.p.mu.Unlock()
-	if t := w.part.topic; t.state == topicRefused {
-		return t.failure.Code
-	}
-	return ""
-}
-
-// tooLarge reports whether the topic is known not to accept so many bytes. The
-// limit may have been raised since it was read: if that is not just now, the
-// broker is asked by sending the batch.
+// tooLarge reports whether the topic is known not to accept so many bytes.
+// When that was not read just now, the broker is asked by sending the batch.
 func (w *worker) tooLarge(size int) bool {
-	w.p.mu.Lock()
-	defer w.p.mu.Unlock()
-	t := w.part.topic
-	return t.maxBytes > 0 && size > t.maxBytes && time.Since(t.read) < limitFresh
+	maxBytes, fresh := w.queues.sizeLimit(w.part.topic)
+	return fresh && maxBytes > 0 && size > maxBytes
 }
 
 // seal finishes the batch under the present identity, after getting a new one
 // if that is called for.
 func (w *worker) seal(ctx context.Context, d *delivery) (verdict, error) {
 	if w.renew {
-		next, err := w.p.identities.next(ctx, w.producer.ID)
+		next, err := w.identities.next(ctx, w.producer.ID)
 		if err != nil {
 			v := classify(err)
 			v.class = classBroker // whatever it is, no record is to blame
@@ -215,7 +215,7 @@ func (w *worker) seal(ctx context.Context, d *delivery) (verdict, error) {
 		w.producer, w.renew = next, false
 		d.inDoubt = false // as far as this identity is concerned
 	}
-	sealed, err := d.batch.Seal(w.p.cfg.Compression, w.producer)
+	sealed, err := d.batch.Seal(w.cfg.Compression, w.producer)
 	if err != nil {
 		return verdict{class: classBroker, blocked: checkConnect}, err
 	}
@@ -228,15 +228,16 @@ func (w *worker) failed(ctx context.Context, d *delivery, v verdict, err error) 
 	if ctx.Err() != nil {
 		return v, ctx.Err() // the connections were closed under the request
 	}
-	w.p.deps.Metrics.errors.WithLabelValues(v.class.String()).Inc()
+	d.failures++
+	w.metrics.errors.WithLabelValues(v.class.String()).Inc()
 	if v.class == classFence {
-		return v, fmt.Errorf("publishing to %s: %w", w.part.label, fault.ErrFenced)
+		return v, fmt.Errorf("publishing to %s: %w", w.part, fault.ErrFenced)
 	}
 	if v.class != classBroker {
 		return v, nil
 	}
-	if d.tries <= 1 {
-		w.log.Warn("publishing failed: trying again until the broker answers", "attempt", d.tries, "err", safe(err))
+	if d.failures == 1 {
+		w.log.Warn("publishing failed: trying again until the broker answers", "err", safe(err))
 	}
 	if v.renew {
 		w.renew, d.sealed = true, nil
@@ -246,26 +247,26 @@ func (w *worker) failed(ctx context.Context, d *delivery, v verdict, err error) 
 		d.sealed = nil
 	}
 	if v.refresh {
-		w.p.broker.refresh()
-		w.p.nudge()
+		w.broker.refresh()
+		w.queues.nudge()
 	}
-	if v.blocked != "" && d.tries >= v.blockedAfter {
+	if v.blocked != "" && d.failures >= v.blockedAfter {
 		w.troubled = true
-		w.p.troubles.set(w.subject(), batchTrouble(v, w.part.topic.name, err))
+		w.troubles.set(w.subject(), batchTrouble(v, w.part.topic.name, err))
 	}
 	return v, nil
 }
 
-func (w *worker) subject() string { return "partition " + w.part.label }
+func (w *worker) subject() string { return "partition " + w.part.String() }
 
 // recovered takes note of an answer after failures.
 func (w *worker) recovered(d *delivery) {
 	if w.troubled {
 		w.troubled = false
-		w.p.troubles.clear(w.subject())
+		w.troubles.clear(w.subject())
 	}
-	if d.tries > 1 {
-		w.log.Info("the broker has answered", "attempt", d.tries)
+	if d.failures > 0 {
+		w.log.Info("the broker has answered", "requests", d.tries)
 	}
 }
 
@@ -275,13 +276,13 @@ func (w *worker) finish(d *delivery, v verdict) {
 	if v.class == classDone {
 		w.advance(len(refs))
 		w.acked.Add(float64(len(refs)))
-		w.p.deps.Metrics.acked.Add(float64(len(refs)))
-		w.p.deps.Outcomes.Acked(slices.Clone(refs))
+		w.metrics.acked.Add(float64(len(refs)))
+		w.outcomes.Acked(slices.Clone(refs))
 	} else {
 		w.refuse(d, v)
 	}
 	if !d.held {
-		w.p.recycle(d.batch)
+		w.queues.recycle(d.batch)
 	}
 }
 
@@ -318,7 +319,7 @@ func (w *worker) refuse(d *delivery, v verdict) {
 	for _, i := range bad {
 		refs = append(refs, d.batch.Refs()[i])
 	}
-	w.p.deps.Outcomes.Refused(refs, w.failure(d, v))
+	w.outcomes.Refused(refs, w.failure(d, v))
 }
 
 // blame returns the indexes of the records at fault, in order; nil if they
@@ -363,7 +364,8 @@ func (w *worker) failure(d *delivery, v verdict) event.Failure {
 
 // sizeMessage tells size and limit of a record that was refused for its size.
 func (w *worker) sizeMessage(d *delivery) string {
-	maxBytes := w.p.doubtLimit(w.part.topic)
+	maxBytes, _ := w.queues.sizeLimit(w.part.topic)
+	w.queues.doubtLimit(w.part.topic)
 	f := "the record takes " + strconv.Itoa(d.sealed.Size()) + " bytes; topic " + w.part.topic.name + " accepts "
 	if maxBytes == 0 {
 		return f + "fewer (max.message.bytes)"

@@ -1,0 +1,375 @@
+package sink
+
+import (
+	"cmp"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/sink/record"
+)
+
+// queues holds the events on their way to the workers: encoded in batches by
+// partition, or as copies while their topic is not resolved. One lock guards
+// all of it; it is taken once per call of Publish and once per batch.
+type queues struct {
+	cfg      *Config
+	outcomes Outcomes
+	log      *slog.Logger
+	kick     chan struct{} // one slot: the watcher has something to look at
+
+	mu      sync.Mutex
+	format  *record.Format
+	name    []byte // scratch: the topic of the event at hand
+	topics  map[string]*topic
+	dirty   []*partition     // have had data since the last flush
+	spawn   func(*partition) // starts a worker; nil unless running
+	free    []*record.Batch  // empty batches to reuse
+	freed   int              // bytes that free holds on to
+	waiting backlog          // of all topics together
+	refused []refusal        // to report when the lock is free
+}
+
+// backlog is an amount of events.
+type backlog struct{ events, bytes int }
+
+// refusal is a report to be made.
+type refusal struct {
+	refs    []event.Ref
+	failure event.Failure
+}
+
+// maxFree bounds what unused batches may hold on to, in bytes.
+const maxFree = 8 << 20
+
+// topic is what is known of a topic. The queues' lock guards what changes.
+type topic struct {
+	name       string
+	rowMayName bool // a row's own topic column may say so
+	state      topicStatus
+	failure    event.Failure // why its events are refused (topicRefused)
+	partitions []*partition  // as many as pinned, from topicReady on
+	waiting    []event.Event // copies, in order, until it is ready or refused
+	missing    time.Time     // since when the cluster does not have it; zero: it does
+	maxBytes   int           // max.message.bytes; 0: not known
+	read       time.Time     // when maxBytes was asked for
+}
+
+type topicStatus uint8
+
+const (
+	topicNew topicStatus = iota // not resolved: its events wait
+	topicReady
+	topicRefused
+)
+
+// partition is the queue of one partition, guarded by the queues' lock.
+type partition struct {
+	topic  *topic
+	number int32
+
+	full    []*record.Batch // closed batches, oldest first
+	open    *record.Batch   // nil: none
+	due     bool            // open is to be sent even if it is not full
+	dirty   bool            // listed in queues.dirty
+	started bool            // it has a worker
+	wake    chan struct{}   // one slot: there is something to look at
+}
+
+// String names the partition for people.
+func (part *partition) String() string { return part.topic.name + "/" + strconv.Itoa(int(part.number)) }
+
+func newQueues(cfg *Config, format *record.Format, outcomes Outcomes, log *slog.Logger) *queues {
+	return &queues{
+		cfg: cfg, format: format, outcomes: outcomes, log: log,
+		kick: make(chan struct{}, 1), topics: map[string]*topic{},
+	}
+}
+
+// attach sets what starts a worker. Nobody starts one after attach(nil).
+func (q *queues) attach(spawn func(*partition)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.spawn = spawn
+}
+
+// nudge makes the watcher look at the topics now.
+func (q *queues) nudge() {
+	select {
+	case q.kick <- struct{}{}:
+	default: // it is about to
+	}
+}
+
+// publish takes events over.
+func (q *queues) publish(events []event.Event, now time.Time) {
+	q.mu.Lock()
+	millis := now.UnixMilli()
+	for i := range events {
+		q.put(&events[i], millis)
+	}
+	refused := q.takeRefused()
+	q.mu.Unlock()
+	q.report(refused)
+}
+
+// put puts one event where it has to go. The lock is held.
+func (q *queues) put(e *event.Event, now int64) {
+	q.name = q.format.AppendTopic(q.name[:0], e)
+	t := q.topics[string(q.name)]
+	if t == nil {
+		if t = q.newTopic(e); t == nil {
+			return
+		}
+	}
+	switch {
+	case len(e.Topic) > 0 && !t.rowMayName:
+		q.refuse(e.Ref, record.FailTopicNotAllowed())
+	case t.state == topicReady:
+		q.encode(t, e, now)
+	case t.state == topicRefused:
+		q.refuse(e.Ref, t.failure)
+	default:
+		q.wait(t, e)
+	}
+}
+
+// newTopic makes the topic of e, whose name is in q.name, or refuses e. The
+// lock is held.
+func (q *queues) newTopic(e *event.Event) *topic {
+	name := string(q.name)
+	allowed := q.format.Allowed(name)
+	switch {
+	case len(e.Topic) > 0 && !allowed:
+		q.refuse(e.Ref, record.FailTopicNotAllowed())
+		return nil
+	case !record.ValidTopic(q.name):
+		q.refuse(e.Ref, record.FailTopicName())
+		return nil
+	}
+	t := &topic{name: name, rowMayName: allowed}
+	q.topics[name] = t
+	q.nudge()
+	return t
+}
+
+// encode adds e to the open batch of its partition. The lock is held.
+func (q *queues) encode(t *topic, e *event.Event, now int64) {
+	r, failure := q.format.Record(e, now)
+	if failure != nil {
+		q.refuse(e.Ref, *failure)
+		return
+	}
+	part := t.partitions[q.format.Partition(r, int32(len(t.partitions)))]
+	b := part.open
+	if b != nil && (b.Len() >= q.cfg.BatchRecords || b.Grown(r) > smaller(q.cfg.BatchBytes, t.maxBytes)) {
+		part.full = append(part.full, b)
+		q.wake(part)
+		b = nil
+	}
+	if b == nil {
+		b = q.newBatch()
+		part.open = b
+	}
+	b.Add(r, e.Ref)
+	if !part.dirty {
+		part.dirty = true
+		q.dirty = append(q.dirty, part)
+	}
+}
+
+// smaller is the smaller of two limits, of which b may be 0: not known.
+func smaller(a, b int) int { return min(a, cmp.Or(b, a)) }
+
+// wait keeps a copy of e until its topic is resolved. The lock is held.
+func (q *queues) wait(t *topic, e *event.Event) {
+	t.waiting = append(t.waiting, copyEvent(e))
+	q.waiting.events++
+	q.waiting.bytes += int(e.Bytes)
+	tooMany := q.cfg.WaitingEvents > 0 && q.waiting.events > q.cfg.WaitingEvents ||
+		q.cfg.WaitingBytes > 0 && q.waiting.bytes > q.cfg.WaitingBytes
+	if tooMany && !t.missing.IsZero() {
+		q.refuseTopic(t, failTopicUnknown(t.name))
+	}
+}
+
+// copyEvent copies e with the bytes that it only borrows.
+func copyEvent(e *event.Event) event.Event {
+	c := *e
+	views := []*[]byte{&c.AggregateType, &c.AggregateID, &c.EventType, &c.ContentType, &c.Payload, &c.Headers, &c.Topic}
+	size := 0
+	for _, v := range views {
+		size += len(*v)
+	}
+	buf := make([]byte, 0, size)
+	for _, v := range views {
+		start := len(buf)
+		buf = append(buf, *v...)
+		*v = buf[start:len(buf):len(buf)]
+	}
+	return c
+}
+
+// takeWaiting empties the queue of waiting events. The lock is held.
+func (q *queues) takeWaiting(t *topic) []event.Event {
+	events := t.waiting
+	t.waiting = nil
+	q.waiting.events -= len(events)
+	for i := range events {
+		q.waiting.bytes -= int(events[i].Bytes)
+	}
+	return events
+}
+
+// refuseTopic refuses what waits for t and what comes from now on; workers
+// refuse what is in their queues. The lock is held.
+func (q *queues) refuseTopic(t *topic, f event.Failure) {
+	t.state, t.failure = topicRefused, f
+	for _, e := range q.takeWaiting(t) {
+		q.refuse(e.Ref, f)
+	}
+	q.log.Warn("refusing events until their topic can be used", "topic", t.name, "error_code", f.Code)
+}
+
+// openTopic lets events pass, first those that wait.
+func (q *queues) openTopic(t *topic, pinned int, now time.Time) {
+	q.mu.Lock()
+	if t.state == topicRefused {
+		q.log.Info("the topic can be used again", "topic", t.name)
+	}
+	t.missing = time.Time{}
+	for i := len(t.partitions); i < pinned; i++ {
+		t.partitions = append(t.partitions, &partition{topic: t, number: int32(i), wake: make(chan struct{}, 1)})
+	}
+	t.state = topicReady
+	for _, e := range q.takeWaiting(t) {
+		q.encode(t, &e, now.UnixMilli())
+	}
+	q.flushLocked()
+	refused := q.takeRefused()
+	q.mu.Unlock()
+	q.report(refused)
+}
+
+// flush makes due what the partitions have got since the last flush.
+func (q *queues) flush() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.flushLocked()
+}
+
+func (q *queues) flushLocked() {
+	for _, part := range q.dirty {
+		part.dirty = false
+		part.due = true
+		q.wake(part)
+	}
+	q.dirty = q.dirty[:0]
+}
+
+// wake makes sure that a worker looks at part. The lock is held.
+func (q *queues) wake(part *partition) {
+	if !part.started {
+		if q.spawn == nil {
+			return
+		}
+		part.started = true
+		q.spawn(part)
+	}
+	select {
+	case part.wake <- struct{}{}:
+	default: // it has not looked since the last time
+	}
+}
+
+// take returns the next batch of part, nil if there is none to be sent now.
+// A batch that is not full is left to grow until it is flushed.
+func (q *queues) take(part *partition) *record.Batch {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(part.full) > 0 {
+		b := part.full[0]
+		n := copy(part.full, part.full[1:])
+		part.full[n] = nil
+		part.full = part.full[:n]
+		return b
+	}
+	if !part.due {
+		return nil
+	}
+	b := part.open
+	part.open, part.due = nil, false
+	return b
+}
+
+// newBatch returns an empty batch. The lock is held.
+func (q *queues) newBatch() *record.Batch {
+	n := len(q.free) - 1
+	if n < 0 {
+		return new(record.Batch)
+	}
+	b := q.free[n]
+	q.free[n] = nil
+	q.free = q.free[:n]
+	q.freed -= b.Cap()
+	return b
+}
+
+// recycle takes back a batch whose bytes nobody can be reading any more.
+func (q *queues) recycle(b *record.Batch) {
+	b.Reset()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.freed+b.Cap() <= maxFree {
+		q.free = append(q.free, b)
+		q.freed += b.Cap()
+	}
+}
+
+// refuse notes that an event is refused. The lock is held.
+func (q *queues) refuse(ref event.Ref, f event.Failure) {
+	if n := len(q.refused); n > 0 && q.refused[n-1].failure == f {
+		q.refused[n-1].refs = append(q.refused[n-1].refs, ref)
+		return
+	}
+	q.refused = append(q.refused, refusal{refs: []event.Ref{ref}, failure: f})
+}
+
+// takeRefused returns what report has to report. The lock is held.
+func (q *queues) takeRefused() []refusal {
+	refused := q.refused
+	q.refused = nil
+	return refused
+}
+
+// report reports refusals. The lock must be free: Outcomes is not ours.
+func (q *queues) report(refused []refusal) {
+	for _, r := range refused {
+		q.outcomes.Refused(r.refs, r.failure)
+	}
+}
+
+// refusalOf returns the failure for which t's events are refused at present.
+func (q *queues) refusalOf(t *topic) (f event.Failure, refused bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return t.failure, t.state == topicRefused
+}
+
+// sizeLimit returns the size limit of t, 0 if it is not known, and whether it
+// was read just now: it may have been changed since.
+func (q *queues) sizeLimit(t *topic) (maxBytes int, fresh bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return t.maxBytes, time.Since(t.read) < limitFresh
+}
+
+// doubtLimit makes the watcher read the size limit of t again.
+func (q *queues) doubtLimit(t *topic) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t.read = time.Time{}
+	q.nudge()
+}
