@@ -114,13 +114,39 @@ func (r *running) collect(t testing.TB, n int) []byte {
 	return got
 }
 
+// drain releases the gulps that are there.
+func (r *running) drain() {
+	for len(r.Gulps()) > 0 {
+		(<-r.Gulps()).Release()
+	}
+}
+
+// endDiscarding waits for Run to return and takes no notice of what it read.
+func (r *running) endDiscarding(t testing.TB) error {
+	t.Helper()
+	go func() {
+		for g := range r.Gulps() {
+			g.Release()
+		}
+	}()
+	return r.end(t)
+}
+
+func systemID(s *wal.Stream) string {
+	id, _ := s.Server()
+	return fmt.Sprint(id)
+}
+
+// frameLength is the length in a message's header.
+func frameLength(frames []byte) int { return int(binary.BigEndian.Uint32(frames[1:])) }
+
 func wholeFrames(t testing.TB, frames []byte) {
 	t.Helper()
 	for len(frames) > 0 {
 		if len(frames) < 5 || frames[0] != 'd' {
 			t.Fatalf("gulp is not made of whole CopyData messages")
 		}
-		size := 1 + int(binary.BigEndian.Uint32(frames[1:]))
+		size := 1 + frameLength(frames)
 		if size > len(frames) {
 			t.Fatalf("gulp ends within a message")
 		}
