@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	// lockTimeout bounds the wait for one row's lock, and so how long a
-	// takeover waits for a statement that holds the fence.
+	// lockTimeout bounds the wait for one row's lock where the configuration
+	// does not, and so how long a takeover waits for a statement that holds
+	// the fence.
 	lockTimeout = 500 * time.Millisecond
 	// statementGrace is what a statement in flight gets when Run has to end.
 	statementGrace = 2 * time.Second
@@ -57,7 +58,9 @@ type database struct {
 
 func newDatabase(cfg Config, log *slog.Logger, m *Metrics) *database {
 	options := cfg.Database
-	options.LockTimeout = lockTimeout
+	if options.LockTimeout == 0 {
+		options.LockTimeout = lockTimeout
+	}
 	options.Settings = maps.Clone(pinnedPlans)
 	maps.Copy(options.Settings, cfg.Database.Settings)
 	limit := options.StatementTimeout

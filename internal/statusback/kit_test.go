@@ -6,10 +6,12 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -38,6 +40,8 @@ type fixture struct {
 	reg  *prometheus.Registry
 	stop context.CancelFunc
 	done chan error // of Run
+
+	ended bool // done was read
 }
 
 // setup makes a fixture whose recorder runs until the end of the test.
@@ -68,13 +72,76 @@ func setup(t *testing.T, db *pgtest.DB, change ...func(*statusback.Config)) *fix
 	ctx, cancel := context.WithCancel(context.Background())
 	f.stop = cancel
 	go func() { f.done <- f.Run(ctx) }()
+	t.Cleanup(cancel)
 	t.Cleanup(func() {
-		cancel()
-		if err := <-f.done; err != nil {
+		if f.ended {
+			return
+		}
+		if err := f.end(t); err != nil {
 			t.Errorf("Run: %v", err)
 		}
 	})
 	return f
+}
+
+// end stops the recorder, if it has not ended by itself, and returns what Run
+// did.
+func (f *fixture) end(t *testing.T) error {
+	t.Helper()
+	f.stop()
+	return f.wait(t)
+}
+
+// wait returns what Run did when it has ended by itself.
+func (f *fixture) wait(t *testing.T) error {
+	t.Helper()
+	f.ended = true
+	select {
+	case err := <-f.done:
+		return err
+	case <-time.After(patience):
+		t.Fatal("Run does not end")
+		return nil
+	}
+}
+
+// waits returns when the recorder waits for a lock, with its process id.
+func (f *fixture) waits(t *testing.T) (pid int) {
+	t.Helper()
+	pgtest.Eventually(t, "the recorder to wait for a lock", func() bool {
+		err := f.conn.QueryRow(t.Context(), `SELECT coalesce(max(pid), 0) FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name = 'recorder' AND wait_event_type = 'Lock'`).Scan(&pid)
+		return err == nil && pid != 0
+	}, func() string { return "it does not" })
+	return pid
+}
+
+// waitWrites waits until a counter of writes has reached n.
+func (f *fixture) waitWrites(t *testing.T, to, result string, n float64) {
+	t.Helper()
+	pgtest.Eventually(t, fmt.Sprintf("%v writes to %s to be %s", n, to, result),
+		func() bool { return f.writes(t, to, result) >= n },
+		func() string { return fmt.Sprint(f.writes(t, to, result)) })
+}
+
+// begin starts a transaction on another connection.
+func (f *fixture) begin(t *testing.T, sql string, args ...any) pgx.Tx {
+	t.Helper()
+	tx, err := f.db.Conn(t).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return tx
+}
+
+func commit(t *testing.T, tx pgx.Tx) {
+	t.Helper()
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (f *fixture) exec(t *testing.T, sql string, args ...any) {
@@ -239,4 +306,44 @@ type testWriter struct{ t *testing.T }
 func (w testWriter) Write(p []byte) (int, error) {
 	w.t.Logf("%s", p)
 	return len(p), nil
+}
+
+// rows are all rows as text, by id.
+func (f *fixture) rows(t *testing.T) []string {
+	t.Helper()
+	rows, err := f.conn.Query(t.Context(), "SELECT outbox::text FROM outbox ORDER BY id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func id(ref event.Ref) string { return strconv.FormatInt(ref.ID, 10) }
+
+func lsn(n uint64) pglogrepl.LSN { return pglogrepl.LSN(n) }
+
+func withDue(refs []event.Ref, due time.Time) []event.Ref {
+	list := slices.Clone(refs)
+	for i := range list {
+		list[i].Due = event.DueAt(due)
+	}
+	return list
+}
+
+func parksOf(refs []event.Ref, failed bool) []event.Park {
+	list := make([]event.Park, len(refs))
+	for i, r := range refs {
+		list[i] = event.Park{Ref: r, Failed: failed, Delay: time.Hour, Failure: event.Failure{Code: "X", Message: "no"}}
+	}
+	return list
+}
+
+// without joins lists and leaves some rows out.
+func without(leave []int64, lists ...[]event.Ref) []event.Ref {
+	all := slices.Concat(lists...)
+	return slices.DeleteFunc(all, func(r event.Ref) bool { return slices.Contains(leave, r.ID) })
 }
