@@ -60,12 +60,13 @@ func (a *app) internalFault(p any) int {
 
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
-		Use:               "cdc-relay",
-		Short:             "Publishes outbox rows from PostgreSQL to Kafka",
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		PersistentPreRun:  func(*cobra.Command, []string) { a.started = true },
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		Use:                "cdc-relay",
+		Short:              "Publishes outbox rows from PostgreSQL to Kafka",
+		SilenceErrors:      true,
+		SilenceUsage:       true,
+		DisableSuggestions: true, // they take several lines
+		PersistentPreRun:   func(*cobra.Command, []string) { a.started = true },
+		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
@@ -80,18 +81,27 @@ func (a *app) rootCommand() *cobra.Command {
 		a.configCommand(),
 		a.initCommand(),
 		a.migrateCommand(),
+		a.runCommand(),
 		a.versionCommand(),
 	)
 	return root
 }
 
-// loadConfig reads the configuration from all its sources.
+// loadConfig reads the configuration from all its sources. An error is a
+// *config.Error.
 func (a *app) loadConfig(use config.Use) (*config.Loaded, error) {
 	flags := a.set
 	if a.logLevel != "" {
 		flags = append(flags[:len(flags):len(flags)], "log.level="+a.logLevel)
 	}
-	return config.Load(config.Input{File: a.configFile, Environ: a.environ, Flags: flags, Use: use})
+	loaded, err := config.Load(config.Input{File: a.configFile, Environ: a.environ, Flags: flags, Use: use})
+	if err != nil {
+		return nil, err
+	}
+	if err := checkDSNs(&loaded.Config); err != nil {
+		return nil, err
+	}
+	return loaded, nil
 }
 
 // loadForDatabase is loadConfig for commands that need the database only; it

@@ -50,13 +50,13 @@ type planItem struct {
 // initDatabase walks the steps in order. Each looks at the database when its
 // turn comes, so it sees what the steps before it have made.
 func (a *app) initDatabase(ctx context.Context, c *config.Config, apply, printSQL bool) error {
-	conn, server, err := connectSQL(ctx, c)
+	conn, _, err := connectSQL(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	var items []planItem
-	for _, step := range initSteps(c, conn, server) {
+	for _, step := range initSteps(c, conn) {
 		item, err := takeStep(ctx, step, apply)
 		if err != nil {
 			// What was done before stays done: show it.
@@ -133,7 +133,7 @@ type initStep struct {
 
 const stepTables = "tables"
 
-func initSteps(c *config.Config, conn *pgx.Conn, server pg.Server) []initStep {
+func initSteps(c *config.Config, conn *pgx.Conn) []initStep {
 	execute := func(ctx context.Context, sql string) error {
 		_, err := conn.Exec(ctx, sql)
 		return err
@@ -154,7 +154,7 @@ func initSteps(c *config.Config, conn *pgx.Conn, server pg.Server) []initStep {
 		},
 		{
 			kind: "slot", name: c.Slot.Name,
-			missing: func(ctx context.Context) (string, error) { return missingSlot(ctx, conn, c.Slot, server.Version) },
+			missing: func(ctx context.Context) (string, error) { return missingSlot(ctx, conn, c) },
 			make:    func(ctx context.Context, sql string) error { return makeSlot(ctx, conn, c, sql) },
 		},
 	}

@@ -85,6 +85,8 @@ func TestCommandLines(t *testing.T) {
 			stdout: "KEY", stderr: "warning: config: CDC_RELAY_SERVICE_HOST: is no key and is ignored\n"},
 		{name: "secret as argument", args: []string{"config", "show", "--set", "postgres.dsn=" + planted}, code: 78,
 			stderr: "config: postgres.dsn: is a secret, and other users of this machine can read arguments; set it in the file, as CDC_RELAY_POSTGRES__DSN, or name a file with --set postgres.dsn_file=...\n"},
+		{name: "DSN that only the driver refuses", args: []string{"config", "show"}, env: []string{"CDC_RELAY_POSTGRES__DSN=postgres://u:" + planted + "@db/app?sslmode=" + planted}, code: 78,
+			stderr: "config: postgres.dsn: is not accepted by the PostgreSQL driver, or names a file or service that cannot be read; write postgres://user@host:5432/database, with special characters percent-encoded, or host=... user=... dbname=...\n"},
 		{name: "version", args: []string{"version"}, stdout: ", schema "},
 		{name: "unknown command", args: []string{"rum"}, code: 2,
 			stderr: "error: unknown command \"rum\" for \"cdc-relay\"; run cdc-relay help\n"},

@@ -3,6 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
+	"slices"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 
@@ -35,10 +38,63 @@ func postgresOptions(c *config.Config, dsn, password config.Secret) (pg.Options,
 	return pg.Options{
 		DSN:              text,
 		Password:         password.Read,
-		ApplicationName:  c.Postgres.ApplicationName + "/" + c.Slot.Name,
+		ApplicationName:  applicationName(c),
 		ConnectTimeout:   c.Postgres.ConnectTimeout,
 		StatementTimeout: c.Postgres.StatementTimeout,
 	}, nil
+}
+
+// applicationName is what the server shows of every connection of this relay.
+func applicationName(c *config.Config) string { return c.Postgres.ApplicationName + "/" + c.Slot.Name }
+
+// addresses are those of all servers in the configuration, as they may appear
+// in sentences about them. What cannot be told is left out.
+func addresses(c *config.Config) []string {
+	list := slices.Clone(c.Kafka.Brokers)
+	for _, options := range []func(*config.Config) (pg.Options, error){sqlOptions, replicationOptions} {
+		o, err := options(c)
+		if err != nil {
+			continue
+		}
+		conf, err := o.ConnConfig()
+		if err != nil {
+			continue
+		}
+		list = append(list, hostPort(conf.Host, conf.Port))
+		for _, f := range conf.Fallbacks {
+			list = append(list, hostPort(f.Host, f.Port))
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+func hostPort(host string, port uint16) string {
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// checkDSNs tells what the driver says of the connection strings, which may
+// name service files and certificates. Its own text may quote them.
+func checkDSNs(c *config.Config) error {
+	var problems []config.Problem
+	for _, dsn := range []struct {
+		path  string
+		value config.Secret
+	}{{"postgres.dsn", c.Postgres.DSN}, {"postgres.replication_dsn", c.Postgres.ReplicationDSN}} {
+		text, err := dsn.value.Read()
+		if err == nil {
+			_, err = pgx.ParseConfig(text)
+		}
+		if err != nil {
+			problems = append(problems, config.Problem{Path: dsn.path,
+				What: "is not accepted by the PostgreSQL driver, or names a file or service that cannot be read",
+				Hint: "write postgres://user@host:5432/database, with special characters percent-encoded, or host=... user=... dbname=..."})
+		}
+	}
+	if len(problems) > 0 {
+		return &config.Error{Problems: problems}
+	}
+	return nil
 }
 
 // connectSQL connects to the primary for a command.

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cdc-relay/cdc-relay/internal/config"
+	"github.com/cdc-relay/cdc-relay/internal/lease"
+	"github.com/cdc-relay/cdc-relay/internal/monitor"
+	"github.com/cdc-relay/cdc-relay/internal/recovery"
+	"github.com/cdc-relay/cdc-relay/internal/relay"
+	"github.com/cdc-relay/cdc-relay/internal/retrysched"
+)
+
+func (a *app) runCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "run",
+		Short: "Publish until told to stop",
+		Long: "Lead the slot, or wait while another instance does, and publish until SIGTERM or\n" +
+			"SIGINT: then stop in order, at most shutdown.drain_timeout. A second signal ends at\n" +
+			"once. Both lose nothing. What it does is told by /statusz on http.listen.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			loaded, err := a.loadConfig(config.UseAll)
+			if err != nil {
+				return err
+			}
+			log := newLogger(a.stderr, loaded.Config.Log)
+			for _, w := range loaded.Warnings {
+				log.Warn(w)
+			}
+			ctx, stop := withSignals(cmd.Context())
+			defer stop()
+			return run(ctx, &loaded.Config, log)
+		},
+	}
+}
+
+// run builds what lives as long as the process and runs it: the first part to
+// end ends the others.
+func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
+	reg := prometheus.NewRegistry()
+	r, err := newRelay(c, log, prometheus.WrapRegistererWith(prometheus.Labels{"pipeline": c.Pipeline}, reg))
+	if err != nil {
+		return err
+	}
+	server, err := newMonitor(c, r, reg, log)
+	if err != nil {
+		return err
+	}
+	// The listener answers as long as the relay drains.
+	group, gctx := errgroup.WithContext(context.WithoutCancel(ctx))
+	serving, stopServing := context.WithCancel(gctx)
+	defer stopServing()
+	relaying, stopRelaying := context.WithCancel(gctx)
+	defer context.AfterFunc(ctx, stopRelaying)()
+	defer stopRelaying()
+	group.Go(func() error { return server.Run(serving) })
+	group.Go(func() error {
+		defer stopServing()
+		return r.Run(relaying)
+	})
+	err = group.Wait()
+	if errors.Is(err, relay.ErrInvariant) {
+		return &exitError{exitInternal, err}
+	}
+	return err
+}
+
+func newRelay(c *config.Config, log *slog.Logger, reg prometheus.Registerer) (*relay.Relay, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("asking for the host name: %w", err)
+	}
+	o, err := newOpener(c, log, reg)
+	if err != nil {
+		return nil, err
+	}
+	leader, err := lease.New(lease.Config{
+		Connect:       o.connectLease,
+		Schema:        c.Outbox.Table.Schema,
+		Slot:          c.Slot.Name,
+		Instance:      fmt.Sprintf("%s/%d", host, os.Getpid()),
+		TTL:           c.Lease.TTL,
+		RenewInterval: c.Lease.RenewInterval,
+		PublishWithin: c.Lease.PublishWithin,
+		TakeoverAfter: c.Lease.TakeoverAfter,
+	}, log, reg)
+	if err != nil {
+		return nil, err
+	}
+	policy := retrysched.Policy{
+		Base:             c.Retry.Base,
+		Jitter:           c.Retry.Jitter,
+		MaxAttempts:      int32(c.Retry.MaxAttempts),
+		TopicMaxAttempts: int32(c.Retry.TopicMaxAttempts),
+		Random:           rand.Float64,
+	}
+	return relay.New(relay.Config{
+		RequeuePrefix:  "cdc-relay/" + c.Outbox.Table.String(),
+		ProbePrefix:    recovery.ProbePrefix(c.Slot.Name),
+		InflightEvents: c.Limits.InflightEvents,
+		InflightBytes:  int64(c.Limits.InflightBytes),
+		DrainTimeout:   c.Shutdown.DrainTimeout,
+	}, leadership{leader}, o.open, policy, log, reg), nil
+}
+
+// leadership fits the lease to what the relay expects of it.
+type leadership struct{ *lease.Lease }
+
+func (l leadership) Acquire(ctx context.Context, standby func()) (relay.Tenure, error) {
+	t, err := l.Lease.Acquire(ctx, standby)
+	if err != nil {
+		return nil, err // not a Tenure that holds nil
+	}
+	return t, nil
+}
+
+func newMonitor(c *config.Config, r *relay.Relay, reg prometheus.Gatherer, log *slog.Logger) (*monitor.Server, error) {
+	return monitor.New(monitor.Options{
+		Listen:   c.HTTP.Listen,
+		Pipeline: c.Pipeline,
+		Metrics:  reg,
+		Hidden:   addresses(c),
+		Log:      log,
+		Status: func() monitor.Status {
+			s := r.Status()
+			return monitor.Status{
+				State: string(s.State), Since: s.Since,
+				Reason: s.Reason, What: s.What, Remedy: s.Remedy,
+				Leader: s.Leader, Slot: c.Slot.Name, Epoch: s.Epoch,
+				Positions: monitor.Positions(s.Positions),
+			}
+		},
+	})
+}
