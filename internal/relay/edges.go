@@ -80,7 +80,7 @@ type Rows interface {
 	// Lookup tells, for each ref in order, what the table says of an event
 	// that may have been delivered before.
 	Lookup(ctx context.Context, refs []event.Ref) ([]event.Fate, error)
-	// Probe commits a probe message with this id, which comes back through
-	// the stream after everything that was committed before it.
+	// Probe commits a probe message with this id, as the text of a UUID. It
+	// comes back through the stream after everything committed before it.
 	Probe(ctx context.Context, id [16]byte) error
 }

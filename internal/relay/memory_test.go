@@ -2,7 +2,7 @@ package relay
 
 import (
 	"context"
-	"encoding/hex"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -368,7 +368,7 @@ func (m memRows) Lookup(_ context.Context, refs []event.Ref) ([]event.Fate, erro
 }
 
 func (m memRows) Probe(_ context.Context, id [16]byte) error {
-	m.w.emit(probePrefix, hex.EncodeToString(id[:]))
+	m.w.emit(probePrefix, fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
 	return nil
 }
 

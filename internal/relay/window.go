@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -36,7 +35,8 @@ func (w *window) busy() bool { return w != nil && w.looking }
 func (l *line) openWindow(ctx context.Context) {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // it never fails, says its contract
-	l.window = &window{probe: []byte(hex.EncodeToString(id[:])), answers: make(chan answer, 1)}
+	probe := fmt.Appendf(nil, "%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+	l.window = &window{probe: probe, answers: make(chan answer, 1)}
 	l.spawn(func() error {
 		err := l.persist(ctx, "emitting a probe message", func() error { return l.parts.Rows.Probe(ctx, id) })
 		if ctx.Err() != nil {
