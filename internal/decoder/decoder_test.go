@@ -427,19 +427,24 @@ func TestWiden(t *testing.T) {
 	}
 }
 
+// FuzzDecode takes what a golden file holds: the OID of the table, and frames.
 func FuzzDecode(f *testing.F) {
 	b := &waltest.Builder{}
-	f.Add(append(append(b.Begin(1, 1), b.Relation()...), b.Insert(waltest.Row{ID: 1, Topic: "t"})...))
-	f.Add(append(b.Message("p", "c"), b.Keepalive(2, true)...))
-	for _, frames := range goldenFrames(f) {
-		f.Add(frames)
+	table := []byte{0, 0, 0x40, 1} // waltest.DefaultTable
+	f.Add(slices.Concat(table, b.Begin(1, 1), b.Relation(), b.Insert(waltest.Row{ID: 1, Topic: "t"}), b.Commit(2)))
+	f.Add(slices.Concat(table, b.LooseMessage(1, "p", "c"), b.Keepalive(2, true)))
+	for _, recording := range goldenFrames(f) {
+		f.Add(recording)
 	}
-	f.Fuzz(func(t *testing.T, frames []byte) {
-		d := decoder.New(decoder.Config{Table: waltest.DefaultTable})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if len(in) < 4 {
+			return
+		}
+		d := decoder.New(decoder.Config{Table: binary.BigEndian.Uint32(in)})
 		var m decoder.Message
-		for len(frames) >= 5 {
-			n := min(int(binary.BigEndian.Uint32(frames[1:5])), len(frames)-1)
-			if err := d.Decode(frames[5:max(n+1, 5)], &m); err != nil {
+		for in = in[4:]; len(in) >= 5; {
+			size := min(max(int(binary.BigEndian.Uint32(in[1:]))+1, 5), len(in))
+			if err := d.Decode(in[5:size], &m); err != nil {
 				var typed *decoder.Error
 				if !errors.As(err, &typed) {
 					t.Fatalf("error of another type: %v", err)
@@ -449,7 +454,7 @@ func FuzzDecode(f *testing.F) {
 			if m.Kind == decoder.Insert && m.Event.ID <= 0 {
 				t.Fatalf("event with id %d", m.Event.ID)
 			}
-			frames = frames[max(n+1, 5):]
+			in = in[size:]
 		}
 	})
 }
