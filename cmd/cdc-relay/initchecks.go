@@ -136,7 +136,7 @@ func makeSlot(ctx context.Context, conn *pgx.Conn, c *config.Config, sql string)
 	}
 	defer streaming.Close(context.WithoutCancel(ctx))
 	_, err = streaming.Exec(ctx, sql)
-	if ctx.Err() == nil && pg.Code(err) != pg.CodeQueryCanceled {
+	if err == nil || ctx.Err() == nil && pg.Code(err) != pg.CodeQueryCanceled {
 		return err
 	}
 	return fmt.Errorf("it waits for the end of all transactions that are writing (%s); end them or give more --timeout: %w",

@@ -153,8 +153,8 @@ func TestAddresses(t *testing.T) {
 	t.Parallel()
 	got := addresses(loadTest(t,
 		"CDC_RELAY_POSTGRES__DSN=postgres://u@db1:5433,db2:5434/app",
-		"CDC_RELAY_POSTGRES__REPLICATION_DSN=postgres://u@[::1]/app"))
-	want := []string{"[::1]:5432", "db1:5433", "db2:5434", "k1:9092"}
+		"CDC_RELAY_POSTGRES__REPLICATION_DSN=postgres://u@[::1]:5435/app"))
+	want := []string{"[::1]:5435", "db1:5433", "db2:5434", "k1:9092"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
 	}
