@@ -124,7 +124,7 @@ claim_port() {
 
 # lives_in PID DIR: the process is alive and DIR is its working folder. A server started here always works in a folder
 # of this checkout, so this tells it from a stranger that got the same number, and from a copied checkout's.
-lives_in() { [[ $1 =~ ^[0-9]+$ ]] && [ "$(readlink "/proc/$1/cwd" 2>/dev/null)" = "$2" ]; }
+lives_in() { [[ $1 =~ ^[0-9]+$ ]] && [ "/proc/$1/cwd" -ef "$2" ]; }
 
 # ended PID DIR SECONDS: waits until the process is gone; false if it is still there.
 ended() {

@@ -35,6 +35,7 @@ start_pg() {
     echo "include 'dev.conf'" >>"$data/postgresql.conf"
   fi
   if is_root; then chown "$user" "$log"; fi
+  rm -f "$data/postmaster.pid" # nobody runs here (see pg_pid); after a crash, or in a copy, it may name a stranger
   pg_settings "$v" >"$data/dev.conf"
   pg_access >"$data/pg_hba.conf"
   (
