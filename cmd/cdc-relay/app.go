@@ -98,7 +98,7 @@ func (a *app) loadConfig(use config.Use) (*config.Loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkDSNs(&loaded.Config); err != nil {
+	if err := checkParts(&loaded.Config, use); err != nil {
 		return nil, err
 	}
 	return loaded, nil

@@ -73,30 +73,6 @@ func hostPort(host string, port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// checkDSNs tells what the driver says of the connection strings, which may
-// name service files and certificates. Its own text may quote them.
-func checkDSNs(c *config.Config) error {
-	var problems []config.Problem
-	for _, dsn := range []struct {
-		path  string
-		value config.Secret
-	}{{"postgres.dsn", c.Postgres.DSN}, {"postgres.replication_dsn", c.Postgres.ReplicationDSN}} {
-		text, err := dsn.value.Read()
-		if err == nil {
-			_, err = pgx.ParseConfig(text)
-		}
-		if err != nil {
-			problems = append(problems, config.Problem{Path: dsn.path,
-				What: "is not accepted by the PostgreSQL driver, or names a file or service that cannot be read",
-				Hint: "write postgres://user@host:5432/database, with special characters percent-encoded, or host=... user=... dbname=..."})
-		}
-	}
-	if len(problems) > 0 {
-		return &config.Error{Problems: problems}
-	}
-	return nil
-}
-
 // connectSQL connects to the primary for a command.
 func connectSQL(ctx context.Context, c *config.Config) (*pgx.Conn, pg.Server, error) {
 	options, err := sqlOptions(c)
