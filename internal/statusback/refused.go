@@ -11,7 +11,7 @@ import (
 
 const (
 	// refusedRetry is how long a row waits that the server refuses to change.
-	refusedRetry = 5 * time.Second
+	refusedRetry = 2 * time.Second
 	// maxNamed bounds the search for the rows at fault: with more of them than
 	// this a whole batch waits that fails.
 	maxNamed = 100
@@ -53,8 +53,6 @@ func (r *Recorder) narrow(ctx context.Context, writes []write, cause error) erro
 	}
 	code := pg.Code(cause)
 	r.m.count(writes[0].form(), resultError, len(writes))
-	r.log.Warn("the server refuses to change outbox rows, trying again later",
-		"rows", len(writes), "id", writes[0].ID, "code", code)
 	r.refused.add(writes, code)
 	return nil
 }

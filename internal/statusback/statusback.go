@@ -290,6 +290,11 @@ func (r *Recorder) report() {
 	}
 	r.reported = now
 	r.out.Trouble(now)
+	if now == nil {
+		r.log.Info("row states are written again")
+		return
+	}
+	r.log.Warn("row states cannot be written", "reason", now.Reason, "what", now.What, "remedy", now.Remedy)
 }
 
 // trouble is the gravest condition there is, nil if there is none.

@@ -77,11 +77,11 @@ func (l *waitlist) earliest(at time.Time) {
 	}
 }
 
-// When a person should look: a lock that lasts five seconds, a row that does
-// not change in twelve tries, which take four seconds.
+// When a person should look: after this many tries, which take three seconds
+// for a lock and one for a row that does not change.
 const (
-	patienceLocked    = 5
-	patienceUnchanged = 12
+	patienceLocked    = 3
+	patienceUnchanged = 10
 )
 
 // trouble names a row that has waited for too long, nil if there is none.
