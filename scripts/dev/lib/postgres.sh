@@ -34,6 +34,8 @@ start_pg() {
     }
     echo "include 'dev.conf'" >>"$data/postgresql.conf"
   fi
+  [ "$(stat -c %U "$data")" = "$user" ] ||
+    die "$data belongs to $(stat -c %U "$data"), not to $user: run this as the user who made it, or delete it"
   if is_root; then chown "$user" "$log"; fi
   rm -f "$data/postmaster.pid" # nobody runs here (see pg_pid); after a crash, or in a copy, it may name a stranger
   pg_settings "$v" >"$data/dev.conf"
