@@ -242,6 +242,11 @@ var broken = map[string]struct {
 		want:  []string{"pub.columns"},
 		cured: true,
 	},
+	"column list without what only the write-back needs": {
+		sql: `ALTER PUBLICATION "relay pub" SET TABLE outbox (id, event_id, aggregate_type, aggregate_id, event_type, payload,
+			headers, content_type, topic, priority, created_at, send_status, attempts, next_attempt_at)`,
+		want: []string{},
+	},
 	"partitions published by their own names": {
 		sql:   partitionedSQL + `ALTER PUBLICATION "relay pub" SET (publish_via_partition_root = false); ALTER PUBLICATION "relay pub" SET TABLE outbox`,
 		want:  []string{"pub.root"},

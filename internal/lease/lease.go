@@ -145,7 +145,6 @@ func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.Back
 		if err != nil {
 			return nil, err
 		}
-		retry.Reset()
 		if err := l.sameSystem(v, server); err != nil {
 			return nil, err
 		}
@@ -164,6 +163,7 @@ func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.Back
 		if err := sleep(ctx, l.cfg.RenewInterval); err != nil {
 			return nil, err
 		}
+		retry.Reset() // the connection serves
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -91,22 +90,19 @@ SELECT v.place, o.{id} IS NULL
 // may have been delivered before.
 func (r *Rows) Lookup(ctx context.Context, refs []event.Ref) ([]event.Fate, error) {
 	fates := make([]event.Fate, len(refs)) // event.FatePublish
-	ids := distinct(refs)
-	if len(ids) == 0 {
+	if len(refs) == 0 {
 		return fates, nil
+	}
+	ids, xids := make(bigints, len(refs)), make(bigints, len(refs))
+	for i, ref := range refs {
+		ids[i], xids[i] = ref.ID, int64(ref.XID)
 	}
 	var publish int
 	if err := r.pinned(ctx, r.count, func(rows pgx.Rows) error { return rows.Scan(&publish) }, ids); err != nil {
 		return nil, fmt.Errorf("looking up redelivered events: %w", err)
 	}
-	if publish == len(ids) {
+	if publish == len(refs) {
 		return fates, nil
-	}
-	xids := make(bigints, len(refs))
-	ids = ids[:0]
-	for i, ref := range refs {
-		ids = append(ids, ref.ID)
-		xids[i] = int64(ref.XID)
 	}
 	err := r.pinned(ctx, r.classify, func(rows pgx.Rows) error {
 		var place int
@@ -127,7 +123,7 @@ func (r *Rows) Lookup(ctx context.Context, refs []event.Ref) ([]event.Fate, erro
 }
 
 // pinned runs one query under pinned plans and calls scan for each row.
-func (r *Rows) pinned(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) (err error) {
+func (r *Rows) pinned(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
 	var batch pgx.Batch
 	batch.Queue(pinSQL)
 	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
@@ -139,16 +135,6 @@ func (r *Rows) pinned(ctx context.Context, sql string, scan func(pgx.Rows) error
 		return rows.Err()
 	})
 	return r.db.SendBatch(ctx, &batch).Close()
-}
-
-// distinct returns the ids of refs, each once, sorted.
-func distinct(refs []event.Ref) bigints {
-	ids := make(bigints, len(refs))
-	for i, ref := range refs {
-		ids[i] = ref.ID
-	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
 }
 
 // XMax returns the first transaction id, 64 bits wide, that is not assigned

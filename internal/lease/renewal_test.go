@@ -1,0 +1,141 @@
+package lease
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pglogrepl"
+
+	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/pgtest"
+)
+
+func testStaleLeaderIsFenced(t *testing.T, c *cluster) {
+	for name, usurp := range map[string]func(*testing.T, *cluster){
+		"another instance took over": func(t *testing.T, c *cluster) {
+			c.setLease(t, "lease_until = NULL")
+			acquire(t, newLease(t, c.quick()))
+		},
+		"the epoch was raised": func(t *testing.T, c *cluster) {
+			c.exec(t, "UPDATE cdc_relay_slot SET epoch = epoch + 1 WHERE slot = $1", c.slot)
+		},
+		"the rows were deleted": func(t *testing.T, c *cluster) {
+			c.exec(t, "DELETE FROM cdc_relay_lease WHERE slot = $1", c.slot)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := c.other(t, name)
+			old := acquire(t, newLease(t, c.quick()))
+			usurp(t, c)
+			old.Offer(99)
+			err := old.Run(t.Context(), func(lsn pglogrepl.LSN) { t.Errorf("saved %v", lsn) })
+			if !errors.Is(err, fault.ErrFenced) {
+				t.Errorf("Run: %v, want ErrFenced", err)
+			}
+			if err := old.Permit(t.Context()); !errors.Is(err, fault.ErrFenced) {
+				t.Errorf("Permit: %v, want ErrFenced", err)
+			}
+		})
+	}
+}
+
+func testSavedPositionOnlyRises(t *testing.T, c *cluster) {
+	tenure := acquire(t, newLease(t, c.quick()))
+	if r := c.row(t); r.Timeline != 0 {
+		t.Errorf("timeline %d is in the row before any position is", r.Timeline)
+	}
+	saved := make(chan pglogrepl.LSN)
+	stop := start(t, tenure, func(lsn pglogrepl.LSN) { saved <- lsn })
+	for _, lsn := range []pglogrepl.LSN{0x100, 0x200} {
+		tenure.Offer(lsn)
+		if got := <-saved; got != lsn {
+			t.Errorf("saved %v, want %v", got, lsn)
+		}
+		if r := c.row(t); r.Saved != lsn.String() || r.Timeline != int32(tenure.Session().Timeline) {
+			t.Errorf("in the row: %+v, want %v on timeline %d", r, lsn, tenure.Session().Timeline)
+		}
+	}
+	tenure.Offer(0x150)
+	if err := stop(); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if err := tenure.Release(t.Context(), 0x180); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	want := row{Epoch: 1, LeaseEpoch: 1, SameOwner: true, Released: true, Saved: "0/200", Timeline: int32(tenure.Session().Timeline)}
+	if diff := cmp.Diff(want, c.row(t)); diff != "" {
+		t.Errorf("rows after the release (-want +got):\n%s", diff)
+	}
+}
+
+func testTimelineOfTheSavedPosition(t *testing.T, c *cluster) {
+	l := newLease(t, c.quick())
+	if err := acquire(t, l).Release(t.Context(), 0x100); err != nil {
+		t.Fatal(err)
+	}
+	c.setLease(t, "timeline = 77")
+	for range 2 { // the first one saves nothing
+		if tenure := acquire(t, l); !tenure.TimelineSwitched() || tenure.SavedLSN() != 0x100 {
+			t.Errorf("timeline switched %v, saved %v; want true and 0/100", tenure.TimelineSwitched(), tenure.SavedLSN())
+		}
+	}
+	if err := acquire(t, l).Release(t.Context(), 0x200); err != nil {
+		t.Fatal(err)
+	}
+	if acquire(t, l).TimelineSwitched() {
+		t.Error("the timeline still counts as switched after a position was saved on it")
+	}
+}
+
+func testTenureSurvivesALostConnection(t *testing.T, c *cluster) {
+	tenure := acquire(t, newLease(t, c.quick()))
+	saved := make(chan pglogrepl.LSN)
+	stop := start(t, tenure, func(lsn pglogrepl.LSN) { saved <- lsn })
+	for _, lsn := range []pglogrepl.LSN{0x100, 0x200, 0x300} {
+		tenure.Offer(lsn)
+		<-saved
+		// Run out as well: nobody took it.
+		c.setLease(t, "lease_until = now() - interval '1 day'")
+		var killed int
+		err := c.conn.QueryRow(t.Context(), `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+			WHERE application_name = $1`, "lease/"+c.slot).Scan(&killed)
+		if err != nil || killed != 1 {
+			t.Fatalf("killed %d connections of the lease, want 1: %v", killed, err)
+		}
+	}
+	tenure.Offer(0x400)
+	<-saved
+	if err := stop(); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if r := c.row(t); r.Epoch != 1 || r.LeaseEpoch != 1 || r.Saved != "0/400" {
+		t.Errorf("rows %+v, want epoch 1 and 0/400", r)
+	}
+}
+
+func testLockedLeaseRow(t *testing.T, c *cluster) {
+	cfg := c.quick()
+	cfg.PublishWithin = 200 * time.Millisecond
+	tenure := acquire(t, newLease(t, cfg))
+	tx, err := c.conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT FROM cdc_relay_lease WHERE slot = $1 FOR UPDATE", c.slot); err != nil {
+		t.Fatal(err)
+	}
+	stop := start(t, tenure, ignore)
+	pgtest.Eventually(t, "publishing to pause", func() bool { return !tenure.fresh() }, func() string { return "fresh" })
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := tenure.Permit(t.Context()); err != nil {
+		t.Errorf("Permit: %v", err)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("Run: %v", err)
+	}
+}
