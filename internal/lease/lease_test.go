@@ -114,38 +114,38 @@ func testStandbyTakesOverAfterARelease(t *testing.T, c *cluster) {
 	}
 }
 
-// A crashed leader is one that stops renewing; its slot becomes inactive.
+// A crashed leader is one that stops renewing; its slot becomes inactive. The
+// slot of a frozen one stays active.
 func testStandbyTakesOverAfterACrash(t *testing.T, c *cluster) {
+	const takeoverAfter, ttl = 300 * time.Millisecond, 600 * time.Millisecond
 	for name, tc := range map[string]struct {
-		streaming bool // a frozen leader: its slot stays active
-		change    func(*Config)
+		streaming bool
+		ttl       time.Duration
+		after     time.Duration
 	}{
-		"crashed: after TakeoverAfter": {false, func(cfg *Config) { cfg.TakeoverAfter = 300 * time.Millisecond }},
-		"frozen: after the TTL": {true, func(cfg *Config) {
-			cfg.TTL, cfg.TakeoverAfter = 600*time.Millisecond, 300*time.Millisecond
-		}},
+		"crashed": {false, time.Hour, takeoverAfter},
+		"frozen":  {true, ttl, ttl},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := c.other(t, name)
+			c := c.other(t, t.Name())
 			cfg := c.quick()
-			cfg.PublishWithin = 150 * time.Millisecond
-			tc.change(&cfg)
+			cfg.PublishWithin, cfg.TakeoverAfter, cfg.TTL = takeoverAfter/2, takeoverAfter, tc.ttl
 			if tc.streaming {
 				c.stream(t)
 			}
 			acquire(t, newLease(t, cfg))
-			waited := false
-			tenure, err := newLease(t, cfg).Acquire(t.Context(), func() { waited = true })
+			renewed := c.renewedAt(t)
+			tenure, err := newLease(t, cfg).Acquire(t.Context(), func() {})
 			if err != nil {
 				t.Fatalf("Acquire: %v", err)
 			}
 			t.Cleanup(tenure.unlink)
-			if !waited {
-				t.Error("took over at once")
-			}
 			if got := tenure.Session().Epoch; got != 2 {
 				t.Errorf("epoch = %d, want 2", got)
+			}
+			if waited := c.renewedAt(t).Sub(renewed); waited < tc.after {
+				t.Errorf("took over %v after the last renewal, want %v or more", waited, tc.after)
 			}
 		})
 	}

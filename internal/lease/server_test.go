@@ -44,7 +44,7 @@ func (c *cluster) quick() Config {
 		Instance:      "test",
 		TTL:           time.Hour,
 		RenewInterval: 10 * time.Millisecond,
-		PublishWithin: 10 * time.Second,
+		PublishWithin: 10 * time.Minute,
 		TakeoverAfter: 30 * time.Minute,
 	}
 }
@@ -101,6 +101,15 @@ func (c *cluster) exec(t *testing.T, sql string, args ...any) {
 	if _, err := c.conn.Exec(t.Context(), sql, args...); err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
+}
+
+// renewedAt is when the lease was last renewed or taken, by the database's clock.
+func (c *cluster) renewedAt(t *testing.T) (at time.Time) {
+	t.Helper()
+	if err := c.conn.QueryRow(t.Context(), "SELECT renewed_at FROM cdc_relay_lease WHERE slot = $1", c.slot).Scan(&at); err != nil {
+		t.Fatal(err)
+	}
+	return at
 }
 
 // setLease changes the lease row of the slot.
