@@ -35,6 +35,7 @@ func TestOnServers(t *testing.T) {
 			"standby takes over after a release":         testStandbyTakesOverAfterARelease,
 			"standby takes over after a crash":           testStandbyTakesOverAfterACrash,
 			"an active slot keeps a neglected lease":     testActiveSlotKeepsANeglectedLease,
+			"only what was seen is taken":                testOnlyWhatWasSeenIsTaken,
 			"one of many wins":                           testOneOfManyWins,
 			"acquire again":                              testAcquireAgain,
 			"a copy of the database is refused":          testCopyOfTheDatabaseIsRefused,
@@ -179,6 +180,48 @@ func testActiveSlotKeepsANeglectedLease(t *testing.T, c *cluster) {
 		t.Fatalf("Acquire after the lease ran out: %v", err)
 	}
 	tenure.unlink()
+}
+
+// What has changed since it was seen is not taken, and nothing is left half
+// done.
+func testOnlyWhatWasSeenIsTaken(t *testing.T, c *cluster) {
+	for name, change := range map[string]func(*testing.T, *cluster, *Tenure){
+		"the leader has renewed": func(t *testing.T, _ *cluster, leader *Tenure) {
+			if held, err := leader.link.renew(t.Context(), 1, 1, 0); err != nil || !held {
+				t.Errorf("renewing: held %v, %v", held, err)
+			}
+		},
+		"another one has taken it": func(t *testing.T, c *cluster, _ *Tenure) {
+			c.setLease(t, "lease_until = NULL")
+			acquire(t, newLease(t, c.quick()))
+		},
+		"the fence was raised": func(t *testing.T, c *cluster, _ *Tenure) {
+			c.exec(t, "UPDATE cdc_relay_slot SET epoch = 7 WHERE slot = $1", c.slot)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := c.other(t, name)
+			leader := acquire(t, newLease(t, c.quick()))
+			conn, server, err := newLease(t, c.quick()).open(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.close()
+			seen, err := conn.observe(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			change(t, c, leader)
+			before, renewed := c.row(t), c.renewedAt(t)
+			if won, err := conn.take(t.Context(), seen, server); err != nil || won {
+				t.Errorf("take: won %v, %v", won, err)
+			}
+			if diff := cmp.Diff(before, c.row(t)); diff != "" || !c.renewedAt(t).Equal(renewed) {
+				t.Errorf("the rows changed (-want +got):\n%s", diff)
+			}
+		})
+	}
 }
 
 func testOneOfManyWins(t *testing.T, c *cluster) {

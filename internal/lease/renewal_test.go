@@ -62,6 +62,13 @@ func testSavedPositionOnlyRises(t *testing.T, c *cluster) {
 	if err := stop(); err != nil {
 		t.Errorf("Run: %v", err)
 	}
+	// The next tenure starts again with what the slot repeats.
+	if held, err := tenure.link.renew(t.Context(), 1, tenure.Session().Timeline, 0x50); err != nil || !held {
+		t.Errorf("renewing: held %v, %v", held, err)
+	}
+	if r := c.row(t); r.Saved != "0/200" {
+		t.Errorf("saved %s after a renewal with 0/50, want 0/200", r.Saved)
+	}
 	if err := tenure.Release(t.Context(), 0x180); err != nil {
 		t.Errorf("Release: %v", err)
 	}
