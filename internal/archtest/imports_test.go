@@ -45,7 +45,7 @@ var table = map[string][]string{
 	"internal/ledger":  {"internal/event", pglogrepl},
 	"internal/decoder": {"internal/event", "internal/fault", pglogrepl},
 
-	"internal/relay": {"internal/decoder", "internal/ledger", "internal/event", "internal/fault", pglogrepl, errgroup, metrics},
+	"internal/relay": {"internal/decoder", "internal/ledger", "internal/event", "internal/fault", pglogrepl, backoff, errgroup, metrics},
 
 	"internal/wal": {"internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, errgroup, metrics},
 	"internal/sink": {"internal/event", "internal/fault", "internal/sink/record", kafkaGo, backoff, compress, lz4,

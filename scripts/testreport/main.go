@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 )
 
@@ -44,17 +45,19 @@ type report struct {
 	name string
 	slow float64
 
-	held    map[string][]event // by package and top-level test
-	passed  map[string]bool    // subtests, by package and full name
-	failing map[string]bool    // packages with a failed test
-	skips   []string
+	held    map[string][]event  // by package and top-level test
+	passed  map[string]bool     // subtests, by package and full name
+	failing map[string]bool     // packages with a failed test
+	skips   []string            // reasons, in the order of their first appearance
+	skipped map[string][]string // by reason, the tests
 
 	nPass, nFail, nSkip int
 }
 
 func newReport(w io.Writer, name string, slow float64) *report {
 	return &report{w: w, name: name, slow: slow,
-		held: map[string][]event{}, passed: map[string]bool{}, failing: map[string]bool{}}
+		held: map[string][]event{}, passed: map[string]bool{}, failing: map[string]bool{},
+		skipped: map[string][]string{}}
 }
 
 func (r *report) read(in io.Reader) error {
@@ -113,8 +116,7 @@ func (r *report) ofTest(e event) {
 		r.nPass++
 		r.passed[e.Package+" "+e.Test] = true
 	case "skip":
-		r.nSkip++
-		r.skips = append(r.skips, fmt.Sprintf("%s %s", e.Package, e.Test))
+		r.skip(e, r.held[key])
 	case "fail":
 		r.nFail++
 		r.failing[e.Package] = true
@@ -133,6 +135,25 @@ func (r *report) ofTest(e event) {
 	delete(r.held, key)
 }
 
+// skip notes a skipped test under its reason, the last thing it said.
+func (r *report) skip(e event, held []event) {
+	r.nSkip++
+	reason := "no reason given"
+	for _, h := range held {
+		said := strings.TrimSpace(sourceLine.ReplaceAllString(h.Output, ""))
+		if h.Test == e.Test && said != "" && !strings.HasPrefix(said, "=== ") && !strings.HasPrefix(said, "--- ") {
+			reason = said
+		}
+	}
+	if r.skipped[reason] == nil {
+		r.skips = append(r.skips, reason)
+	}
+	r.skipped[reason] = append(r.skipped[reason], e.Package+" "+e.Test)
+}
+
+// sourceLine is how the testing package begins a log line.
+var sourceLine = regexp.MustCompile(`^\s*\w+\.go:\d+: `)
+
 // show prints what a failed test said, without its passed subtests.
 func (r *report) show(key string) {
 	for _, e := range r.held[key] {
@@ -147,8 +168,13 @@ func (r *report) finish() bool {
 	for key := range r.held { // tests that never ended
 		r.show(key)
 	}
-	for _, s := range r.skips {
-		fmt.Fprintf(r.w, "skipped: %s\n", s)
+	for _, reason := range r.skips {
+		tests := r.skipped[reason]
+		if n := len(tests); n > 1 {
+			fmt.Fprintf(r.w, "skipped %d tests: %s\n", n, reason)
+		} else {
+			fmt.Fprintf(r.w, "skipped %s: %s\n", tests[0], reason)
+		}
 	}
 	fmt.Fprintf(r.w, "%s: %d passed, %d failed, %d skipped\n", r.name, r.nPass, r.nFail, r.nSkip)
 	return r.nFail == 0

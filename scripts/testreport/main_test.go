@@ -37,11 +37,17 @@ func TestReport(t *testing.T) {
 `,
 			want: "    bad says\n--- FAIL: TestA (0.00s)\nFAIL\tm/a\t0.1s\nall: 1 passed, 2 failed, 0 skipped\n",
 		},
-		"skipped tests are listed": {
-			in: `{"Action":"output","Package":"m/a","Test":"TestA","Output":"    a_test.go:1: no server\n"}
+		"skipped tests are listed by reason": {
+			in: `{"Action":"output","Package":"m/a","Test":"TestA","Output":"=== RUN   TestA\n"}
+{"Action":"output","Package":"m/a","Test":"TestA","Output":"    a_test.go:1: no server\n"}
+{"Action":"output","Package":"m/a","Test":"TestA","Output":"--- SKIP: TestA (0.00s)\n"}
 {"Action":"skip","Package":"m/a","Test":"TestA"}
+{"Action":"output","Package":"m/a","Test":"TestB","Output":"    a_test.go:9: no server\n"}
+{"Action":"skip","Package":"m/a","Test":"TestB"}
+{"Action":"output","Package":"m/a","Test":"TestC","Output":"--- SKIP: TestC (0.00s)\n"}
+{"Action":"skip","Package":"m/a","Test":"TestC"}
 `,
-			want: "skipped: m/a TestA\nall: 0 passed, 0 failed, 1 skipped\n",
+			want: "skipped 2 tests: no server\nskipped m/a TestC: no reason given\nall: 0 passed, 0 failed, 3 skipped\n",
 			ok:   true,
 		},
 		"a package that does not build counts as a failure": {
