@@ -1,0 +1,461 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/segmentio/kafka-go"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/fault"
+)
+
+// scriptedPins answers with what a test sets.
+type scriptedPins struct {
+	mu     sync.Mutex
+	pinned int // 0: what is present
+	err    error
+	calls  int
+}
+
+func (p *scriptedPins) Pin(_ context.Context, _ string, present int) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls++
+	if p.err != nil {
+		return 0, p.err
+	}
+	if p.pinned == 0 {
+		p.pinned = present
+	}
+	return p.pinned, nil
+}
+
+// set changes the pins under their lock.
+func (p *scriptedPins) set(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+}
+
+// The events of a topic that the cluster does not have wait for the grace
+// time, are refused then, and later ones at once; when the topic is there,
+// events pass again. Other topics flow all the time.
+func TestUnknownTopic(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		sim.missing["late"] = true
+		out := newRecorder()
+		p := startSimulated(t, sim, out, nil)
+		synctest.Wait()
+		start := time.Now()
+		events := numbered("late", 6, 1)
+		other := testEvent("t", 100, "k", "v")
+		p.Publish([]event.Event{events[0], other, events[1]})
+		p.Flush()
+		out.settled(t, 1)
+		if got := out.ackedIDs(); !slices.Equal(got, []int64{100}) {
+			t.Fatalf("acked %v, want the event of the other topic", got)
+		}
+
+		out.settled(t, 3)
+		grace := testConfig("").UnknownTopicGrace
+		if took := time.Since(start); took < grace || took > grace+testConfig("").MetadataTTL {
+			t.Errorf("refused after %v, want the grace time of %v", took, grace)
+		}
+		p.Publish(events[2:4])
+		p.Flush()
+		for id, f := range out.refusals() {
+			if f.Code != "TOPIC_UNKNOWN" || f.Class != event.ClassTopic || f.Permanent || !strings.Contains(f.Message, "late") {
+				t.Errorf("event %d: %+v", id, f)
+			}
+		}
+		if got := len(out.refusals()); got != 4 {
+			t.Errorf("%d refused, want 4: those past the grace time at once", got)
+		}
+
+		sim.set(func() { sim.missing["late"] = false })
+		pass(t, testConfig("").MetadataTTL)
+		synctest.Wait()
+		p.Publish(events[4:])
+		p.Flush()
+		out.settled(t, 7)
+		if got := sim.stored("late", 0); !slices.Equal(got, ids(5, 6)) {
+			t.Errorf("log %v, want the events since the topic is there", got)
+		}
+	})
+}
+
+// A topic that comes within the grace time gets what waited, in order.
+func TestTopicComesInTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		sim.missing["t"] = true
+		out := newRecorder()
+		p := startSimulated(t, sim, out, nil)
+		buffer := numbered("t", 20, 3)
+		for i := range buffer {
+			p.Publish(buffer[i : i+1])
+			clear(buffer[i].Payload) // its owner uses the memory again
+			clear(buffer[i].AggregateID)
+		}
+		p.Flush()
+		pass(t, 10*time.Second)
+		sim.set(func() { sim.missing["t"] = false })
+		out.settled(t, 20)
+		if got := sim.stored("t", 0); !slices.Equal(got, ids(1, 20)) {
+			t.Errorf("log %v", got)
+		}
+	})
+}
+
+// Once too much waits for topics that are not there, it is refused early.
+func TestTooMuchWaits(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Config){
+		"events": func(c *Config) { c.WaitingEvents = 10 },
+		"bytes":  func(c *Config) { c.WaitingBytes = 10 * len("key-0x") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				sim := newSimulation(t, 1)
+				sim.missing["t"] = true
+				out := newRecorder()
+				p := startSimulated(t, sim, out, func(c *Config, _ *Deps) { change(c) })
+				events := numbered("t", 12, 1)
+				p.Publish(events[:9])
+				synctest.Wait() // the cluster has said that it does not have it
+				if n := len(out.refusals()); n != 0 {
+					t.Fatalf("%d refused within the bounds", n)
+				}
+				p.Publish(events[9:])
+				if n := len(out.refusals()); n != 12 {
+					t.Errorf("%d refused, want all 12", n)
+				}
+			})
+		})
+	}
+}
+
+// A topic that is deleted under way: what is in its queues is refused after
+// the grace time.
+func TestTopicDeleted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 2)
+		out := newRecorder()
+		p := startSimulated(t, sim, out, nil)
+		events := numbered("t", 30, 30)
+		p.Publish(events[:10])
+		p.Flush()
+		out.settled(t, 10)
+		sim.set(func() { sim.missing["t"] = true })
+		p.Publish(events[10:20])
+		p.Flush()
+		out.settled(t, 20)
+		if n := len(out.refusals()); n != 10 {
+			t.Errorf("%d refused, want 10", n)
+		}
+		sim.set(func() { sim.missing["t"] = false })
+		pass(t, testConfig("").MetadataTTL)
+		synctest.Wait()
+		p.Publish(events[20:])
+		p.Flush()
+		out.settled(t, 30)
+		if n := len(out.ackedIDs()); n != 20 {
+			t.Errorf("%d acked, want 20", n)
+		}
+	})
+}
+
+// Rows may name only topics that the patterns allow, and only valid ones.
+func TestRowTopics(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		out := newRecorder()
+		p := startSimulated(t, sim, out, func(c *Config, _ *Deps) { c.Record.TopicAllow = []string{"audit.*", "bad *"} })
+		var events []event.Event
+		for i, topic := range []string{"", "audit.a", "t", "other", "bad name", ""} {
+			e := testEvent("t", int64(i+1), "k", "v")
+			e.Topic = []byte(topic)
+			events = append(events, e)
+		}
+		long := testEvent(strings.Repeat("x", 250), 7, "k", "v")
+		p.Publish(append(events, long))
+		p.Flush()
+		out.settled(t, 7)
+		codes := map[int64]string{}
+		for id, f := range out.refusals() {
+			codes[id] = f.Code
+		}
+		want := map[int64]string{3: "TOPIC_NOT_ALLOWED", 4: "TOPIC_NOT_ALLOWED", 5: "TOPIC_NAME_INVALID", 7: "TOPIC_NAME_INVALID"}
+		if diff := cmp.Diff(want, codes); diff != "" {
+			t.Errorf("refused (-want +got):\n%s", diff)
+		}
+		if got := sim.stored("audit.a", 0); !slices.Equal(got, []int64{2}) {
+			t.Errorf("the row's own topic holds %v", got)
+		}
+	})
+}
+
+// Keys are spread over the pinned count, whatever is present; fewer than
+// pinned is for a person.
+func TestPinnedPartitions(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 6)
+		pins := &scriptedPins{pinned: 3}
+		out := newRecorder()
+		p := startSimulated(t, sim, out, func(_ *Config, d *Deps) { d.Pins = pins })
+		p.Publish(numbered("t", 60, 60))
+		p.Flush()
+		out.settled(t, 60)
+		total := 0
+		for part := range 3 {
+			total += len(sim.stored("t", part))
+		}
+		if total != 60 {
+			t.Errorf("%d records in the pinned partitions, want 60", total)
+		}
+	})
+}
+
+func TestFewerPartitionsThanPinned(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 2)
+		out := newRecorder()
+		p := startSimulated(t, sim, out, func(_ *Config, d *Deps) { d.Pins = &scriptedPins{pinned: 3} })
+		p.Publish(numbered("t", 6, 6))
+		p.Flush()
+		pass(t, time.Hour)
+		if diff := cmp.Diff([]string{"kafka.partitions"}, out.troubles()); diff != "" {
+			t.Errorf("troubles (-want +got):\n%s", diff)
+		}
+		if sim.sent() != 0 {
+			t.Error("published with keys spread over partitions that are not there")
+		}
+		sim.set(func() { sim.partitions = 3 })
+		out.settled(t, 6)
+		if diff := cmp.Diff([]string{"kafka.partitions", ""}, out.troubles()); diff != "" {
+			t.Errorf("troubles (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Pins that cannot be had yet are asked for again.
+func TestPinsComeLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 2)
+		pins := &scriptedPins{err: errors.New("the database is away")}
+		out := newRecorder()
+		p := startSimulated(t, sim, out, func(_ *Config, d *Deps) { d.Pins = pins })
+		p.Publish(numbered("t", 6, 6))
+		p.Flush()
+		pass(t, time.Minute)
+		pins.set(func() { pins.err = nil })
+		out.settled(t, 6)
+	})
+}
+
+func TestFencedWhilePinning(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 2)
+		deps := testDeps(t, newRecorder())
+		deps.Pins = &scriptedPins{err: fmt.Errorf("pinning: %w", fault.ErrFenced)}
+		p, err := assemble(testConfig("x"), deps, sim, sim, func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Publish(numbered("t", 1, 1))
+		if err := p.Run(t.Context()); !errors.Is(err, fault.ErrFenced) {
+			t.Errorf("Run = %v, want fault.ErrFenced", err)
+		}
+	})
+}
+
+// That no broker answers is for a person after 30 seconds; a refused login or
+// certificate at once.
+func TestConnectionTrouble(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		err    error
+		after  time.Duration
+		remedy string
+	}{
+		"nobody there":   {errors.New("connection refused"), 30 * time.Second, "kafka.brokers"},
+		"wrong password": {kafka.SASLAuthenticationFailed, 0, "kafka.sasl"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				sim := newSimulation(t, 1)
+				sim.down = tc.err
+				out := newRecorder()
+				startSimulated(t, sim, out, nil)
+				if tc.after > 0 {
+					pass(t, tc.after-time.Second)
+					if got := out.troubles(); len(got) > 0 {
+						t.Fatalf("troubles %v before %v", got, tc.after)
+					}
+					pass(t, 2*time.Second)
+				}
+				synctest.Wait()
+				if diff := cmp.Diff([]string{"kafka.connect"}, out.troubles()); diff != "" {
+					t.Fatalf("troubles (-want +got):\n%s", diff)
+				}
+				if got := out.trouble[0].Remedy; !strings.Contains(got, tc.remedy) {
+					t.Errorf("remedy %q does not name %s", got, tc.remedy)
+				}
+				sim.set(func() { sim.down = nil })
+				pass(t, time.Second)
+				synctest.Wait()
+				if diff := cmp.Diff([]string{"kafka.connect", ""}, out.troubles()); diff != "" {
+					t.Errorf("troubles (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// An answer that only a person can change is reported and tried again; the
+// first success ends the trouble.
+func TestBatchTrouble(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		code  kafka.Error
+		tries int // before it is reported
+		want  string
+	}{
+		"no right to the cluster": {kafka.ClusterAuthorizationFailed, 1, "kafka.acl"},
+		"request refused":         {kafka.InvalidRequest, 1, "kafka.connect"},
+		"torn three times":        {kafka.InvalidMessage, 3, "kafka.connect"},
+		"unknown, persistent":     {kafka.Unknown, 10, "kafka.connect"},
+		"transaction state":       {kafka.InvalidTransactionState, 1, "kafka.identity"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				sim := newSimulation(t, 1)
+				out := newRecorder()
+				sim.script = func(r request) response {
+					if got := out.troubles(); r.n < tc.tries && len(got) > 0 {
+						t.Errorf("reported after %d tries, want %d", r.n, tc.tries)
+					}
+					if r.n <= tc.tries {
+						return response{err: tc.code}
+					}
+					return response{}
+				}
+				p := startSimulated(t, sim, out, nil)
+				p.Publish(numbered("t", 1, 1))
+				p.Flush()
+				out.settled(t, 1)
+				if diff := cmp.Diff([]string{tc.want, ""}, out.troubles()); diff != "" {
+					t.Errorf("troubles (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// The oldest of several troubles stands until it is over.
+func TestSeveralTroubles(t *testing.T) {
+	t.Parallel()
+	out := newRecorder()
+	tr := &troubles{outcomes: out}
+	first := &fault.Blocked{Reason: "kafka.acl", What: "a", Remedy: "b"}
+	second := &fault.Blocked{Reason: "kafka.partitions", What: "a", Remedy: "b"}
+	tr.clear("one")
+	tr.set("one", first)
+	tr.set("two", second)
+	tr.set("one", first) // said already
+	tr.clear("one")
+	tr.clear("one")
+	tr.clear("two")
+	if diff := cmp.Diff([]string{"kafka.acl", "kafka.partitions", ""}, out.troubles()); diff != "" {
+		t.Errorf("troubles (-want +got):\n%s", diff)
+	}
+}
+
+// A record beyond the topic's limit is refused without a request while the
+// limit is known to be as it was; the others of its batch are published.
+func TestTooLarge(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("x", 4000)
+	for name, bad := range map[string][]int64{
+		"first": {1}, "last": {6}, "two adjacent": {3, 4}, "all": ids(1, 6), "none": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				sim := newSimulation(t, 1)
+				out := newRecorder()
+				p := startSimulated(t, sim, out, nil)
+				p.Publish([]event.Event{testEvent("t", 100, "k", "v")})
+				p.Flush()
+				out.settled(t, 1)
+				sim.set(func() { sim.limits["t"] = 4000 }) // lowered, and not read yet
+				var events []event.Event
+				var good []int64
+				for id := int64(1); id <= 6; id++ {
+					value := "small"
+					if slices.Contains(bad, id) {
+						value = large
+					} else {
+						good = append(good, id)
+					}
+					events = append(events, testEvent("t", id, "k", value))
+				}
+				p.Publish(events)
+				p.Flush()
+				out.settled(t, 7)
+				if got, want := sim.stored("t", 0), append([]int64{100}, good...); !slices.Equal(got, want) {
+					t.Errorf("log %v, want %v", got, want)
+				}
+				for _, id := range bad {
+					if f := out.refusals()[id]; f.Code != "RECORD_TOO_LARGE" || !f.Permanent {
+						t.Errorf("event %d: %+v", id, f)
+					}
+				}
+				if len(bad) == 0 {
+					return
+				}
+				synctest.Wait() // the limit is read again after a refusal
+				before := sim.sent()
+				p.Publish([]event.Event{testEvent("t", 101, "k", large)})
+				p.Flush()
+				out.settled(t, 8)
+				if sent := sim.sent() - before; sent != 0 {
+					t.Errorf("%d requests for a record that is known to be too large", sent)
+				}
+				if f := out.refusals()[101]; !strings.Contains(f.Message, "accepts 4000 (") {
+					t.Errorf("message %q does not tell the limit", f.Message)
+				}
+				// Raised: the next one passes, although what was read is older.
+				sim.set(func() { sim.limits["t"] = 10_000 })
+				pass(t, limitFresh)
+				p.Publish([]event.Event{testEvent("t", 102, "k", large)})
+				p.Flush()
+				out.settled(t, 9)
+				if f, refused := out.refusals()[102]; refused {
+					t.Errorf("refused by an old limit: %+v", f)
+				}
+			})
+		})
+	}
+}
