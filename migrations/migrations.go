@@ -171,7 +171,7 @@ func lock(ctx context.Context, conn *pgx.Conn) error {
 	for {
 		var got bool
 		if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", lockKey).Scan(&got); err != nil {
-			return fmt.Errorf("locking the schema version: %w", err)
+			return fmt.Errorf("locking the schema against other migrations: %w", err)
 		}
 		if got {
 			return nil

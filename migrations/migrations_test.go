@@ -2,7 +2,6 @@ package migrations_test
 
 import (
 	"bytes"
-	"context"
 	"os/exec"
 	"strings"
 	"sync"
@@ -120,14 +119,28 @@ func TestUpWaitsForTheLock(t *testing.T) {
 		if _, err := holder.Exec(t.Context(), "SELECT pg_advisory_lock(x'63646372656c6179'::bigint)"); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := migrations.Up(ctx, config(t, db), "public"); err == nil || !strings.Contains(err.Error(), "another migration") {
-			t.Errorf("with the lock held: %v", err)
+		conf := config(t, db)
+		done := make(chan error, 1)
+		go func() {
+			_, err := migrations.Up(t.Context(), conf, "relay")
+			done <- err
+		}()
+		pgtest.Eventually(t, "the migration to ask for the lock", func() bool {
+			var asked bool
+			err := holder.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+				AND pid <> pg_backend_pid() AND state = 'idle' AND query LIKE '%pg_try_advisory_lock%')`).Scan(&asked)
+			return err == nil && asked
+		}, func() string { return "it does not" })
+		if v, err := migrations.Version(t.Context(), holder, "relay"); v != 0 || err != nil {
+			t.Errorf("version %d, %v while another process holds the lock", v, err)
 		}
-		if v, err := migrations.Version(t.Context(), holder, "public"); v != 0 || err != nil {
-			t.Errorf("version %d, %v after a migration that never got the lock", v, err)
+		if _, err := holder.Exec(t.Context(), "SELECT pg_advisory_unlock_all()"); err != nil {
+			t.Fatal(err)
 		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		checkStatus(t, holder, "relay")
 	})
 }
 
