@@ -7,7 +7,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 report=bin/testreport
-go build -o "$report" ./scripts/testreport
 
 # run NAME ARG...: go test with these arguments.
 run() {
@@ -16,22 +15,27 @@ run() {
   go test -race -json "$@" | "$report" -name "$name"
 }
 
-mapfile -t packages < <(go list ./... | grep -v '/e2e$') # the end-to-end tests' helpers have tests that need no server
+main() {
+  local packages status=0
+  go build -o "$report" ./scripts/testreport
+  mapfile -t packages < <(go list ./... | grep -v '/e2e$') # the end-to-end tests' helpers have tests of their own
+  case ${1:-} in
+    unit)
+      unset "${!CDC_TEST_@}"
+      run unit -timeout 5m "${packages[@]}"
+      ;;
+    all)
+      export CDC_TEST_REQUIRE=1
+      run unit -count=1 -timeout 10m "${packages[@]}" || status=1
+      run e2e -count=1 -timeout 20m ./e2e || status=1 # even so: one run tells all that is wrong
+      return $status
+      ;;
+    *)
+      sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+      return 2
+      ;;
+  esac
+}
 
-case ${1:-} in
-  unit)
-    unset "${!CDC_TEST_@}"
-    run unit -timeout 5m "${packages[@]}"
-    ;;
-  all)
-    export CDC_TEST_REQUIRE=1
-    status=0
-    run unit -count=1 -timeout 10m "${packages[@]}" || status=1
-    run e2e -count=1 -timeout 20m ./e2e || status=1 # even so: one run tells all that is wrong
-    exit $status
-    ;;
-  *)
-    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
-    exit 2
-    ;;
-esac
+main "$@"
+exit

@@ -24,6 +24,10 @@ source "$here/lib/postgres.sh"
 # shellcheck source=lib/kafka.sh
 source "$here/lib/kafka.sh"
 
+PG_VERSIONS=(15 16 17 18)
+ALL=(pg15 pg16 pg17 pg18 kafka)
+DEFAULT=(pg15 pg18 kafka)
+
 pid() { case $1 in kafka) kafka_pid ;; *) pg_pid "${1#pg}" ;; esac; }
 log() { case $1 in kafka) kafka_log ;; *) pg_log "${1#pg}" ;; esac; }
 start() { case $1 in kafka) start_kafka ;; *) start_pg "${1#pg}" ;; esac; }
@@ -138,46 +142,51 @@ components() {
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
 
-command=${1:-help}
-[ $# -eq 0 ] || shift
-mkdir -p "$DEV"
-case $command in
-  up | up-temporary | install)
-    [ $# -gt 0 ] || set -- "${DEFAULT[@]}"
-    components "$@"
-    one_at_a_time
-    case $command in
-      install) install "$@" ;;
-      up)
-        up "$@"
-        keep "$@"
-        ;;
-      up-temporary)
-        up "$@"
-        [ ${#STARTED[@]} -eq 0 ] || printf '%s\n' "${STARTED[@]}" >>"$DEV/temporary"
-        ;;
-    esac
-    ;;
-  down)
-    [ $# -gt 0 ] || set -- "${ALL[@]}"
-    components "$@"
-    one_at_a_time
-    refuse_if_used
-    down "$@"
-    ;;
-  down-unused)
-    one_at_a_time
-    down_unused
-    ;;
-  wipe)
-    one_at_a_time
-    wipe
-    ;;
-  status) status ;;
-  env) env_of ;;
-  help | -h | --help) usage ;;
-  *)
-    usage >&2
-    exit 2
-    ;;
-esac
+main() {
+  local command=${1:-help}
+  [ $# -eq 0 ] || shift
+  mkdir -p "$DEV"
+  case $command in
+    up | up-temporary | install)
+      [ $# -gt 0 ] || set -- "${DEFAULT[@]}"
+      components "$@"
+      one_at_a_time
+      case $command in
+        install) install "$@" ;;
+        up)
+          up "$@"
+          keep "$@"
+          ;;
+        up-temporary)
+          up "$@"
+          [ ${#STARTED[@]} -eq 0 ] || printf '%s\n' "${STARTED[@]}" >>"$DEV/temporary"
+          ;;
+      esac
+      ;;
+    down)
+      [ $# -gt 0 ] || set -- "${ALL[@]}"
+      components "$@"
+      one_at_a_time
+      refuse_if_used
+      down "$@"
+      ;;
+    down-unused)
+      one_at_a_time
+      down_unused
+      ;;
+    wipe)
+      one_at_a_time
+      wipe
+      ;;
+    status) status ;;
+    env) env_of ;;
+    help | -h | --help) usage ;;
+    *)
+      usage >&2
+      exit 2
+      ;;
+  esac
+}
+
+main "$@"
+exit # bash reads a script as it goes: after an edit or a pull meanwhile, not on into the new text

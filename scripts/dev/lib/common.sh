@@ -7,10 +7,6 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd -P)
 DEV=$ROOT/.dev # everything of this checkout that is not in git
 SCRIPTS=$ROOT/scripts/dev
 
-PG_VERSIONS=(15 16 17 18)
-ALL=(pg15 pg16 pg17 pg18 kafka)
-DEFAULT=(pg15 pg18 kafka)
-
 say() { printf '%s\n' "$*" >&2; }
 die() {
   say "stack: $*"

@@ -26,7 +26,7 @@ start_kafka() {
   # shellcheck disable=SC2086
   (
     close_descriptors
-    cd "$KAFKA_DIR"
+    cd "$KAFKA_DIR" || exit
     exec setsid "$java" $KAFKA_HEAP -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -Djava.awt.headless=true \
       -Dorg.slf4j.simpleLogger.defaultLogLevel=warn -Dorg.slf4j.simpleLogger.showDateTime=true \
       -cp "$(kafka_libs)/*" kafka.Kafka server.properties >>"$log" 2>&1 </dev/null
