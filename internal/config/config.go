@@ -47,9 +47,8 @@ type Postgres struct {
 type Slot struct {
 	Name        string
 	Publication string
-	// Create makes the slot when it is missing.
-	Create bool
-	// Failover asks for a slot that is copied to standbys (PostgreSQL 17+).
+	// Failover lets init create a slot that is copied to standbys
+	// (PostgreSQL 17+).
 	Failover bool
 	// ConfirmInterval is the longest time between two status messages.
 	ConfirmInterval time.Duration
@@ -138,21 +137,14 @@ type Failure struct {
 	OnFailure string
 }
 
-// Retry is the policy for failed events, and the pace of attempts on brokers.
+// Retry says how often and when a failed event is tried again.
 type Retry struct {
-	RetryPolicy
-	// ByType holds complete policies: what an aggregate type does not set is
-	// taken from RetryPolicy.
-	ByType        map[string]RetryPolicy
-	BrokerBackoff Backoff
-}
-
-// RetryPolicy is how often and when a failed event is tried again.
-type RetryPolicy struct {
 	Base             time.Duration
 	Jitter           float64 // a fraction, 0 to 0.5
 	MaxAttempts      int     // class record
 	TopicMaxAttempts int     // class topic; 0 = without limit
+	// BrokerBackoff is between attempts on brokers, which have no limit.
+	BrokerBackoff Backoff
 }
 
 // Backoff bounds the wait between attempts that consume none.

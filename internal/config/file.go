@@ -158,17 +158,14 @@ func (r *yamlReader) value(path string, node *yaml.Node) {
 	r.settings[path] = s
 }
 
-func (r *yamlReader) mapping(path string, node *yaml.Node) map[string]any {
-	entries := map[string]any{}
+func (r *yamlReader) mapping(path string, node *yaml.Node) map[string]string {
+	entries := map[string]string{}
 	for name, value := range r.pairs(path, node) {
-		switch value.Kind {
-		case yaml.ScalarNode:
-			entries[name] = value.Value
-		case yaml.MappingNode:
-			entries[name] = r.mapping(joinPath(path, name), value)
-		default:
-			r.report(joinPath(path, name), defect{"is neither a single value nor a mapping", "write name: value"})
+		if value.Kind != yaml.ScalarNode {
+			r.report(joinPath(path, name), defect{"is not a single value", "write name: other_name"})
+			continue
 		}
+		entries[name] = value.Value
 	}
 	return entries
 }

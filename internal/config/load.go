@@ -118,7 +118,7 @@ func (l *Loaded) parse() []Problem {
 	for i := range keys {
 		k := &keys[i]
 		s := l.settings[k.path]
-		d := l.parseKey(k, s)
+		d := parse(k.field(&l.Config), s)
 		if d == fine {
 			d = k.check(&l.Config)
 		}
@@ -130,16 +130,6 @@ func (l *Loaded) parse() []Problem {
 		}
 	}
 	return problems
-}
-
-func (l *Loaded) parseKey(k *key, s setting) (d defect) {
-	target := k.field(&l.Config)
-	if policies, ok := target.(*map[string]RetryPolicy); ok {
-		// The keys it inherits from stand before it in the table.
-		*policies, d = parsePolicies(l.Config.Retry.RetryPolicy, s)
-		return d
-	}
-	return parse(target, s)
 }
 
 // parseTwin takes a secret from its file, if that is set.

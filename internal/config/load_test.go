@@ -191,14 +191,14 @@ func TestProblems(t *testing.T) {
 			want: []string{"config: record.topic: the variable {aggregate_typ} is unknown (flag); use {aggregate_type}, {event_type}, {schema}"}},
 		{name: "template characters", flags: []string{"record.topic=a b"},
 			want: []string{"config: record.topic: is not a topic name (flag); use letters, digits, '.', '_', '-' and the variables {aggregate_type}, {event_type}, {schema}"}},
-		{name: "policy field", yaml: "retry: {by_type: {order: {attempts: 3}}}",
-			want: []string{`config: retry.by_type: of "order": "attempts" is unknown; did you mean max_attempts?`}},
-		{name: "policy value", yaml: "retry: {by_type: {order: {base: 3}}}",
-			want: []string{`config: retry.by_type: of "order": base: "3" has no unit; write 3s`}},
-		{name: "policy range", env: []string{`CDC_RELAY_RETRY__BY_TYPE={"order":{"jitter":0.7}}`},
-			want: []string{`config: retry.by_type: of "order": jitter: 0.7 is out of range (env CDC_RELAY_RETRY__BY_TYPE); write a value from 0 to 0.5`}},
 		{name: "map that is no JSON", env: []string{"CDC_RELAY_OUTBOX__COLUMNS=id=pk"},
-			want: []string{`config: outbox.columns: is not a JSON object (env CDC_RELAY_OUTBOX__COLUMNS); write it as {"name": "value"}`}},
+			want: []string{`config: outbox.columns: is not a JSON object of names (env CDC_RELAY_OUTBOX__COLUMNS); write it as {"name": "other_name"}`}},
+		{name: "map in a map", yaml: "outbox: {columns: {payload: {a: b}}}",
+			want: []string{"config: outbox.columns.payload: is not a single value; write name: other_name"}},
+		{name: "list as a map", yaml: "outbox: {columns: [payload]}",
+			want: []string{"config: outbox.columns: is a list; write a mapping"}},
+		{name: "broker with a login", flags: []string{"kafka.brokers=hunter2@k1:9092"},
+			want: []string{"config: kafka.brokers: entry 1 is not host:port (flag); write them as kafka-1:9092,kafka-2:9092"}},
 		{name: "lease order", yaml: "lease: {renew_interval: 600ms, publish_within: 1600ms, takeover_after: 3s, ttl: 2s}",
 			want: []string{
 				"config: lease.renew_interval: is more than a third of lease.publish_within, so one slow renewal would stop publishing; write at most 533.333333ms, or raise lease.publish_within",
@@ -339,28 +339,25 @@ func TestFileLookup(t *testing.T) {
 
 func TestMapsAndLists(t *testing.T) {
 	t.Parallel()
-	l, err := load(t, minimal+`
-outbox: {columns: {event_id: uid, payload: body}}
-retry:
-  base: 2s
-  by_type:
-    order.v1: {max_attempts: 3}
-`, []string{
-		"CDC_RELAY_KAFKA__BROKERS=a:9092, b:9092",
-		`CDC_RELAY_RECORD__TOPIC_ALLOW=billing.*`,
-	}, []string{"retry.jitter=0.5"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := l.Config
-	if diff := cmp.Diff([]string{"a:9092", "b:9092"}, c.Kafka.Brokers); diff != "" {
-		t.Errorf("brokers (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(map[string]string{"event_id": "uid", "payload": "body"}, c.Outbox.Columns); diff != "" {
-		t.Errorf("columns (-want +got):\n%s", diff)
-	}
-	want := map[string]RetryPolicy{"order.v1": {Base: 2 * time.Second, Jitter: 0.5, MaxAttempts: 3, TopicMaxAttempts: 100}}
-	if diff := cmp.Diff(want, c.Retry.ByType); diff != "" {
-		t.Errorf("policies (-want +got):\n%s", diff)
+	want := map[string]string{"event_id": "uid", "payload": "body"}
+	for name, source := range map[string]struct {
+		yaml string
+		env  []string
+	}{
+		"file":        {yaml: "outbox: {columns: {event_id: uid, payload: body}}"},
+		"environment": {env: []string{`CDC_RELAY_OUTBOX__COLUMNS={"event_id":"uid","payload":"body"}`}},
+		"replaced as a whole": {yaml: "outbox: {columns: {topic: t}}",
+			env: []string{`CDC_RELAY_OUTBOX__COLUMNS={"event_id":"uid","payload":"body"}`}},
+	} {
+		l, err := load(t, minimal+source.yaml, append(source.env, "CDC_RELAY_KAFKA__BROKERS=a:9092, b:9092"), nil)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if diff := cmp.Diff(want, l.Config.Outbox.Columns); diff != "" {
+			t.Errorf("%s: columns (-want +got):\n%s", name, diff)
+		}
+		if diff := cmp.Diff([]string{"a:9092", "b:9092"}, l.Config.Kafka.Brokers); diff != "" {
+			t.Errorf("%s: brokers (-want +got):\n%s", name, diff)
+		}
 	}
 }

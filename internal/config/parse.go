@@ -2,10 +2,8 @@ package config
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,7 +15,7 @@ import (
 type setting struct {
 	Text   string
 	List   []string
-	Map    map[string]any // values are strings or maps of this kind
+	Map    map[string]string
 	Form   form
 	Origin string
 }
@@ -202,122 +200,21 @@ func splitList(text string) []string {
 	return items
 }
 
-// mapping returns the entries of a map that is written as YAML or as JSON.
-func (s setting) mapping() (map[string]any, defect) {
-	switch {
-	case s.Form == formMap:
-		return s.Map, fine
-	case s.Form == formText && strings.TrimSpace(s.Text) == "":
-		return nil, fine
-	case s.Form == formText:
-		entries, err := decodeJSONMap(s.Text)
-		if err != nil {
-			return nil, defect{"is not a JSON object", `write it as {"name": "value"}`}
-		}
-		return entries, fine
-	}
-	return nil, defect{"is a list", "write a mapping"}
-}
-
-func decodeJSONMap(text string) (map[string]any, error) {
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.UseNumber()
-	var entries map[string]any
-	if err := decoder.Decode(&entries); err != nil {
-		return nil, err
-	}
-	if decoder.More() {
-		return nil, errors.New("text after the object")
-	}
-	return entries, textValues(entries)
-}
-
-// textValues turns the scalars of decoded JSON into the text they were written
-// as, which is what YAML's nodes yield.
-func textValues(entries map[string]any) error {
-	for name, v := range entries {
-		switch v := v.(type) {
-		case string:
-		case json.Number:
-			entries[name] = v.String()
-		case bool:
-			entries[name] = strconv.FormatBool(v)
-		case map[string]any:
-			if err := textValues(v); err != nil {
-				return err
-			}
-		default:
-			return errors.New("a list or null in a mapping")
-		}
-	}
-	return nil
-}
-
+// parseNames reads a map that is written as YAML or as JSON.
 func parseNames(target *map[string]string, s setting) defect {
-	entries, d := s.mapping()
-	if d != fine {
-		return d
+	switch s.Form {
+	case formList:
+		return defect{"is a list", "write a mapping"}
+	case formMap:
+		*target = s.Map
+		return fine
 	}
-	names := make(map[string]string, len(entries))
-	for _, name := range sortedNames(entries) {
-		text, ok := entries[name].(string)
-		if !ok {
-			return defect{quoted(name) + " is not a name", "write it as name: other_name"}
-		}
-		names[name] = text
+	*target = nil
+	if strings.TrimSpace(s.Text) == "" {
+		return fine
 	}
-	*target = names
-	return fine
-}
-
-// parsePolicies reads retry.by_type. What a type does not set is base's.
-func parsePolicies(base RetryPolicy, s setting) (map[string]RetryPolicy, defect) {
-	entries, d := s.mapping()
-	if d != fine {
-		return nil, d
+	if err := json.Unmarshal([]byte(s.Text), target); err != nil {
+		return defect{"is not a JSON object of names", `write it as {"name": "other_name"}`}
 	}
-	policies := make(map[string]RetryPolicy, len(entries))
-	for _, name := range sortedNames(entries) {
-		fields, ok := entries[name].(map[string]any)
-		if !ok {
-			return nil, defect{"the entry of " + quoted(name) + " is a single value", "write it as " + name + ": {max_attempts: 3}"}
-		}
-		policy := base
-		if d := parsePolicy(&policy, fields); d != fine {
-			d.what = "of " + quoted(name) + ": " + d.what
-			return nil, d
-		}
-		policies[name] = policy
-	}
-	return policies, fine
-}
-
-// policyPrefix is where the keys live whose names, types and bounds the
-// entries of retry.by_type share.
-const policyPrefix = "retry."
-
-var policyFields = []string{"base", "jitter", "max_attempts", "topic_max_attempts"}
-
-func parsePolicy(policy *RetryPolicy, fields map[string]any) defect {
-	c := Config{Retry: Retry{RetryPolicy: *policy}}
-	for _, name := range sortedNames(fields) {
-		if !slices.Contains(policyFields, name) {
-			return defect{quoted(name) + " is unknown", "did you mean " + nearest(name, policyFields) + "?"}
-		}
-		text, ok := fields[name].(string)
-		if !ok {
-			return defect{name + " is not a single value", "write a single value"}
-		}
-		k := findKey(policyPrefix + name)
-		d := parseText(k.field(&c), text)
-		if d == fine {
-			d = k.check(&c)
-		}
-		if d != fine {
-			d.what = name + ": " + d.what
-			return d
-		}
-	}
-	*policy = c.Retry.RetryPolicy
 	return fine
 }

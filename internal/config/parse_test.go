@@ -163,7 +163,7 @@ func FuzzYAML(f *testing.F) {
 	f.Add([]byte("a: &x [*x]\n<<: *x\n? {a: b}\n: c"))
 	f.Add([]byte("---\n...\n---\n"))
 	f.Add([]byte("postgres: {password: [}"))
-	f.Add([]byte("retry: {by_type: {a: {b: {c: [d]}}}}"))
+	f.Add([]byte("outbox: {columns: {a: {b: {c: [d]}}}}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		settings, problems := parseYAML(data)
 		l := &Loaded{settings: map[string]setting{}}
@@ -267,7 +267,7 @@ func TestDefaultsShown(t *testing.T) {
 	}
 	want := map[string]string{
 		"postgres.dsn": "", "lease.publish_within": "1.5s", "kafka.batch_bytes": "1020KiB", "kafka.idle_timeout": "4m",
-		"limits.inflight_bytes": "24MiB", "outbox.table": "public.outbox", "retry.jitter": "0.2", "retry.by_type": "",
+		"limits.inflight_bytes": "24MiB", "outbox.table": "public.outbox", "retry.jitter": "0.2", "outbox.columns": "",
 	}
 	for key, value := range want {
 		if diff := cmp.Diff(value, shown[key]); diff != "" {

@@ -53,25 +53,12 @@ func format(target any) string {
 		return strings.Join(*t, ",")
 	case *map[string]string:
 		return formatMap(*t)
-	case *map[string]RetryPolicy:
-		return formatMap(policyTexts(*t))
 	}
 	return ""
 }
 
-func policyTexts(policies map[string]RetryPolicy) map[string]map[string]any {
-	texts := make(map[string]map[string]any, len(policies))
-	for name, p := range policies {
-		texts[name] = map[string]any{
-			"base": formatDuration(p.Base), "jitter": p.Jitter,
-			"max_attempts": p.MaxAttempts, "topic_max_attempts": p.TopicMaxAttempts,
-		}
-	}
-	return texts
-}
-
 // formatMap writes a map the way the environment takes it.
-func formatMap[V any](m map[string]V) string {
+func formatMap(m map[string]string) string {
 	if len(m) == 0 {
 		return ""
 	}
