@@ -96,55 +96,52 @@ func TestIdentityIsNotTheApplications(t *testing.T) {
 	})
 }
 
-// TestRequeueTrigger reads the messages from a slot, as the relay does. Rows
-// are inserted beforehand, READY.
+// TestRequeueTrigger reads the messages from a slot, as the relay does.
 func TestRequeueTrigger(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
+	cases := []struct {
 		name string
-		sql  string // of one transaction
+		sql  string // of one transaction; the row ID is READY
 		want bool
 	}{
-		{"due now", "UPDATE outbox SET next_attempt_at = now() WHERE id = 1", true},
-		{"due since long", "UPDATE outbox SET next_attempt_at = '2020-01-01' WHERE id = 1", true},
-		{"set again, unchanged", "UPDATE outbox SET next_attempt_at = '2020-01-01' WHERE id = 1", true},
-		{"replica role", "SET LOCAL session_replication_role = replica; UPDATE outbox SET next_attempt_at = now() WHERE id = 1", true},
-		{"hostile search path", "SET LOCAL search_path = evil, public; UPDATE outbox SET next_attempt_at = now() WHERE id = 1", true},
-		{"replayed", "UPDATE outbox SET send_status = 0, next_attempt_at = now() WHERE id = 1 AND send_status = 0", true},
-		{"in the future", "UPDATE outbox SET next_attempt_at = now() + interval '1 hour' WHERE id = 1", false},
-		{"held", "UPDATE outbox SET next_attempt_at = 'infinity', commit_lsn = '0/1' WHERE id = 1", false},
-		{"not parked", "UPDATE outbox SET next_attempt_at = NULL WHERE id = 1", false},
-		{"sent", "UPDATE outbox SET send_status = 2, next_attempt_at = now() WHERE id = 1", false},
-		{"sent, as the relay says it", "UPDATE outbox SET send_status = 2, sent_at = now(), attempts = 0, next_attempt_at = NULL, commit_lsn = NULL WHERE id = 1", false},
-		{"another column", "UPDATE outbox SET attempts = 1 WHERE id = 1", false},
+		{"due now", "UPDATE outbox SET next_attempt_at = now() WHERE id = ID", true},
+		{"due since long", "UPDATE outbox SET next_attempt_at = '2020-01-01' WHERE id = ID", true},
+		{"set again, unchanged", "UPDATE outbox SET next_attempt_at = '2020-01-01' WHERE id = ID", true},
+		{"replica role", "SET LOCAL session_replication_role = replica; UPDATE outbox SET next_attempt_at = now() WHERE id = ID", true},
+		{"hostile search path", "SET LOCAL search_path = evil, public; UPDATE outbox SET next_attempt_at = now() WHERE id = ID", true},
+		{"replayed", "UPDATE outbox SET send_status = 0, next_attempt_at = now() WHERE id = ID AND send_status = 0", true},
+		{"in the future", "UPDATE outbox SET next_attempt_at = now() + interval '1 hour' WHERE id = ID", false},
+		{"held", "UPDATE outbox SET next_attempt_at = 'infinity', commit_lsn = '0/1' WHERE id = ID", false},
+		{"not parked", "UPDATE outbox SET next_attempt_at = NULL WHERE id = ID", false},
+		{"sent", "UPDATE outbox SET send_status = 2, next_attempt_at = now() WHERE id = ID", false},
+		{"sent, as the relay says it", "UPDATE outbox SET send_status = 2, sent_at = now(), attempts = 0, next_attempt_at = NULL, commit_lsn = NULL WHERE id = ID", false},
+		{"another column", "UPDATE outbox SET attempts = 1 WHERE id = ID", false},
 		{"inserted", "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, next_attempt_at) VALUES ('a', 'b', 'c', now())", false},
-		{"rolled back", "UPDATE outbox SET next_attempt_at = now() WHERE id = 1; ROLLBACK; BEGIN", false},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
-				conn := migrated(t, db)
-				if _, err := conn.Exec(t.Context(), insertOne); err != nil {
+		{"rolled back", "UPDATE outbox SET next_attempt_at = now() WHERE id = ID; ROLLBACK; BEGIN", false},
+	}
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		conn := migrated(t, db)
+		slot := "s_" + db.Name
+		db.Exec(t, "SELECT pg_create_logical_replication_slot('"+slot+"', 'test_decoding')")
+		db.Exec(t, `CREATE SCHEMA evil; CREATE FUNCTION evil.pg_logical_emit_message(boolean, text, text)
+			RETURNS pg_lsn LANGUAGE sql AS 'SELECT NULL::pg_lsn'`)
+		for _, test := range cases {
+			t.Run(test.name, func(t *testing.T) {
+				var id string
+				if err := conn.QueryRow(t.Context(), insertOne+" RETURNING id::text").Scan(&id); err != nil {
 					t.Fatal(err)
 				}
-				if strings.HasPrefix(test.name, "hostile") {
-					db.Exec(t, `CREATE SCHEMA evil; CREATE FUNCTION evil.pg_logical_emit_message(boolean, text, text)
-						RETURNS pg_lsn LANGUAGE sql AS 'SELECT NULL::pg_lsn'`)
-				}
-				slot := "s_" + db.Name
-				db.Exec(t, "SELECT pg_create_logical_replication_slot('"+slot+"', 'test_decoding')")
-				db.Exec(t, "BEGIN; "+test.sql+"; COMMIT")
-				got := messages(t, conn, slot)
+				db.Exec(t, "BEGIN; "+strings.ReplaceAll(test.sql, "ID", id)+"; COMMIT")
 				want := []string{}
 				if test.want {
-					want = append(want, "message: transactional: 1 prefix: cdc-relay/public.outbox, sz: 1 content:1")
+					want = append(want, fmt.Sprintf("message: transactional: 1 prefix: cdc-relay/public.outbox, sz: %d content:%s", len(id), id))
 				}
-				if diff := cmp.Diff(want, got); diff != "" {
+				if diff := cmp.Diff(want, messages(t, conn, slot)); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
 				}
 			})
-		})
-	}
+		}
+	})
 }
 
 func messages(t *testing.T, conn *pgx.Conn, slot string) []string {
