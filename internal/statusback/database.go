@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math"
 	"strconv"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
@@ -113,16 +111,15 @@ type findings struct {
 
 // look asks about rows, in the order of writes, in one snapshot.
 func (d *database) look(ctx context.Context, writes []write) (findings, error) {
-	ids, xids := make([]int64, len(writes)), make([]*string, len(writes))
+	xids := make([]*string, len(writes))
 	for i, w := range writes {
-		ids[i] = w.ID
 		if w.XID != 0 { // else it is not known, and the row was read from the table
 			xid := strconv.FormatUint(w.XID, 10)
 			xids[i] = &xid
 		}
 	}
 	var f findings
-	err := d.query(ctx, d.sql.look, append(d.fence(), ids, xids), func(rows pgx.Rows) error {
+	err := d.query(ctx, d.sql.look, append(d.fence(), idArray(writes), xids), func(rows pgx.Rows) error {
 		var row rowState
 		var status *int16
 		var due pgtype.Timestamptz
@@ -208,58 +205,4 @@ func (d *database) limited(ctx context.Context) (context.Context, context.Cancel
 		stop()
 		cancel()
 	}
-}
-
-func (d *database) fence() []any { return []any{d.cfg.Slot, d.cfg.Session.Epoch, d.cfg.Owner} }
-
-// arguments are $4 and on of an update.
-func arguments(f form, writes []write) []any {
-	ids := make([]int64, len(writes))
-	for i := range writes {
-		ids[i] = writes[i].ID
-	}
-	if f == formSent {
-		return []any{ids}
-	}
-	seen := make([]pgtype.Timestamptz, len(writes))
-	for i := range writes {
-		seen[i] = timestampOf(writes[i].Due)
-	}
-	if f == formRequeued {
-		return []any{ids, seen}
-	}
-	lsns, codes, messages := make([]*string, len(writes)), make([]string, len(writes)), make([]string, len(writes))
-	delays := make([]int64, len(writes))
-	for i := range writes {
-		p := writes[i].park
-		if p.CommitLSN != 0 { // else it is not known
-			lsn := p.CommitLSN.String()
-			lsns[i] = &lsn
-		}
-		codes[i], messages[i], delays[i] = p.Failure.Code, p.Failure.Message, p.Delay.Microseconds()
-	}
-	if f == formFail {
-		return []any{ids, seen, lsns, codes, messages}
-	}
-	return []any{ids, seen, lsns, codes, messages, delays}
-}
-
-func timestampOf(d event.Due) pgtype.Timestamptz {
-	if d.IsInfinity() {
-		return pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
-	}
-	t, ok := d.Time()
-	return pgtype.Timestamptz{Time: t, Valid: ok}
-}
-
-func dueOf(t pgtype.Timestamptz) event.Due {
-	switch {
-	case !t.Valid:
-		return event.Due{}
-	case t.InfinityModifier == pgtype.Infinity:
-		return event.DueInfinity()
-	case t.InfinityModifier == pgtype.NegativeInfinity:
-		return event.DueAtMicros(math.MinInt64)
-	}
-	return event.DueAt(t.Time)
 }

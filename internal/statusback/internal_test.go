@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"pgregory.net/rapid"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
@@ -262,6 +263,28 @@ func TestNewChecks(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 		})
+	}
+}
+
+// Ids go to the driver without an allocation each.
+func TestIDsDoNotAllocate(t *testing.T) {
+	m := pgtype.NewMap()
+	writes := make([]write, 1000)
+	buf := make([]byte, 0, 64*1024)
+	encode := func() {
+		var err error
+		if buf, err = m.Encode(pgtype.Int8ArrayOID, pgtype.BinaryFormatCode, idArray(writes), buf[:0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := testing.AllocsPerRun(100, encode); n > 20 {
+		t.Errorf("%v allocations for %d ids", n, len(writes))
+	}
+	writes[1].ID = 7
+	encode()
+	var got []int64
+	if err := m.Scan(pgtype.Int8ArrayOID, pgtype.BinaryFormatCode, buf, &got); err != nil || len(got) != 1000 || got[1] != 7 {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 

@@ -45,7 +45,7 @@ type fixture struct {
 }
 
 // setup makes a fixture whose recorder runs until the end of the test.
-func setup(t *testing.T, db *pgtest.DB, change ...func(*statusback.Config)) *fixture {
+func setup(t testing.TB, db *pgtest.DB, change ...func(*statusback.Config)) *fixture {
 	t.Helper()
 	db.Migrate(t, "public")
 	f := &fixture{db: db, conn: db.Conn(t), out: newOutcomes(), reg: prometheus.NewRegistry(), done: make(chan error, 1)}
@@ -86,14 +86,14 @@ func setup(t *testing.T, db *pgtest.DB, change ...func(*statusback.Config)) *fix
 
 // end stops the recorder, if it has not ended by itself, and returns what Run
 // did.
-func (f *fixture) end(t *testing.T) error {
+func (f *fixture) end(t testing.TB) error {
 	t.Helper()
 	f.stop()
 	return f.wait(t)
 }
 
 // wait returns what Run did when it has ended by itself.
-func (f *fixture) wait(t *testing.T) error {
+func (f *fixture) wait(t testing.TB) error {
 	t.Helper()
 	f.ended = true
 	select {
@@ -106,7 +106,7 @@ func (f *fixture) wait(t *testing.T) error {
 }
 
 // waits returns when the recorder waits for a lock, with its process id.
-func (f *fixture) waits(t *testing.T) (pid int) {
+func (f *fixture) waits(t testing.TB) (pid int) {
 	t.Helper()
 	pgtest.Eventually(t, "the recorder to wait for a lock", func() bool {
 		err := f.conn.QueryRow(t.Context(), `SELECT coalesce(max(pid), 0) FROM pg_stat_activity
@@ -117,7 +117,7 @@ func (f *fixture) waits(t *testing.T) (pid int) {
 }
 
 // waitWrites waits until a counter of writes has reached n.
-func (f *fixture) waitWrites(t *testing.T, to, result string, n float64) {
+func (f *fixture) waitWrites(t testing.TB, to, result string, n float64) {
 	t.Helper()
 	pgtest.Eventually(t, fmt.Sprintf("%v writes to %s to be %s", n, to, result),
 		func() bool { return f.writes(t, to, result) >= n },
@@ -125,7 +125,7 @@ func (f *fixture) waitWrites(t *testing.T, to, result string, n float64) {
 }
 
 // begin starts a transaction on another connection.
-func (f *fixture) begin(t *testing.T, sql string, args ...any) pgx.Tx {
+func (f *fixture) begin(t testing.TB, sql string, args ...any) pgx.Tx {
 	t.Helper()
 	tx, err := f.db.Conn(t).Begin(t.Context())
 	if err != nil {
@@ -137,21 +137,21 @@ func (f *fixture) begin(t *testing.T, sql string, args ...any) pgx.Tx {
 	return tx
 }
 
-func commit(t *testing.T, tx pgx.Tx) {
+func commit(t testing.TB, tx pgx.Tx) {
 	t.Helper()
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (f *fixture) exec(t *testing.T, sql string, args ...any) {
+func (f *fixture) exec(t testing.TB, sql string, args ...any) {
 	t.Helper()
 	if _, err := f.conn.Exec(t.Context(), sql, args...); err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
 }
 
-func (f *fixture) count(t *testing.T, condition string) int {
+func (f *fixture) count(t testing.TB, condition string) int {
 	t.Helper()
 	var n int
 	if err := f.conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox WHERE "+condition).Scan(&n); err != nil {
@@ -164,7 +164,7 @@ const insertSQL = `INSERT INTO outbox (aggregate_type, aggregate_id, event_type,
 	SELECT 'order', 'a' || i, 'created', 'x' FROM generate_series(1, $1::int) i RETURNING id, pg_current_xact_id()::text::bigint`
 
 // insert commits n rows and returns them as the stream would.
-func (f *fixture) insert(t *testing.T, n int) []event.Ref {
+func (f *fixture) insert(t testing.TB, n int) []event.Ref {
 	t.Helper()
 	rows, err := f.conn.Query(t.Context(), insertSQL, n)
 	if err != nil {
@@ -173,7 +173,7 @@ func (f *fixture) insert(t *testing.T, n int) []event.Ref {
 	return refsOf(t, rows)
 }
 
-func refsOf(t *testing.T, rows pgx.Rows) []event.Ref {
+func refsOf(t testing.TB, rows pgx.Rows) []event.Ref {
 	t.Helper()
 	refs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (event.Ref, error) {
 		var id, xid int64
@@ -196,7 +196,7 @@ func ids(refs []event.Ref) []int64 {
 
 // metric is the value of a counter with these label values, in order of the
 // labels' names.
-func (f *fixture) metric(t *testing.T, name string, values ...string) float64 {
+func (f *fixture) metric(t testing.TB, name string, values ...string) float64 {
 	t.Helper()
 	families, err := f.reg.Gather()
 	if err != nil {
@@ -217,7 +217,7 @@ func (f *fixture) metric(t *testing.T, name string, values ...string) float64 {
 	return 0
 }
 
-func (f *fixture) writes(t *testing.T, to, result string) float64 {
+func (f *fixture) writes(t testing.TB, to, result string) float64 {
 	t.Helper()
 	return f.metric(t, "cdc_relay_status_writes_total", result, to)
 }
@@ -225,7 +225,8 @@ func (f *fixture) writes(t *testing.T, to, result string) float64 {
 // outcomes collects what a recorder reports.
 type outcomes struct {
 	mu       sync.Mutex
-	resolved map[event.Seq]int // how often
+	resolved map[event.Seq]int // how often; nil in a benchmark
+	total    int               // how many
 	trouble  *fault.Blocked
 	changed  chan struct{} // closed and made anew at each report
 }
@@ -236,11 +237,18 @@ func newOutcomes() *outcomes {
 
 func (o *outcomes) Resolved(refs []event.Ref) {
 	o.change(func() {
+		o.total += len(refs)
+		if o.resolved == nil {
+			return
+		}
 		for _, r := range refs {
 			o.resolved[r.Seq]++
 		}
 	})
 }
+
+// countOnly forgets which events were resolved.
+func (o *outcomes) countOnly() { o.change(func() { o.resolved = nil }) }
 
 func (o *outcomes) Trouble(b *fault.Blocked) { o.change(func() { o.trouble = b }) }
 
@@ -253,14 +261,14 @@ func (o *outcomes) change(f func()) {
 }
 
 // waitFor returns when the condition holds, which is asked under the lock.
-func (o *outcomes) waitFor(t *testing.T, what string, condition func() bool) {
+func (o *outcomes) waitFor(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
 	for {
 		o.mu.Lock()
 		ok, changed := condition(), o.changed
-		state := fmt.Sprintf("%d resolved, trouble %v", len(o.resolved), o.trouble)
+		state := fmt.Sprintf("%d resolved, trouble %v", o.total, o.trouble)
 		o.mu.Unlock()
 		if ok {
 			return
@@ -274,7 +282,7 @@ func (o *outcomes) waitFor(t *testing.T, what string, condition func() bool) {
 }
 
 // waitResolved waits until exactly these events are resolved, once each.
-func (o *outcomes) waitResolved(t *testing.T, refs ...[]event.Ref) {
+func (o *outcomes) waitResolved(t testing.TB, refs ...[]event.Ref) {
 	t.Helper()
 	want := make(map[event.Seq]int)
 	for _, list := range refs {
@@ -290,7 +298,7 @@ func (o *outcomes) waitResolved(t *testing.T, refs ...[]event.Ref) {
 	}
 }
 
-func (o *outcomes) waitTrouble(t *testing.T, reason string) *fault.Blocked {
+func (o *outcomes) waitTrouble(t testing.TB, reason string) *fault.Blocked {
 	t.Helper()
 	var b *fault.Blocked
 	o.waitFor(t, "trouble "+reason, func() bool {
@@ -301,7 +309,7 @@ func (o *outcomes) waitTrouble(t *testing.T, reason string) *fault.Blocked {
 }
 
 // testWriter shows the log of a test that fails.
-type testWriter struct{ t *testing.T }
+type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(p []byte) (int, error) {
 	w.t.Logf("%s", p)
@@ -309,7 +317,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 }
 
 // rows are all rows as text, by id.
-func (f *fixture) rows(t *testing.T) []string {
+func (f *fixture) rows(t testing.TB) []string {
 	t.Helper()
 	rows, err := f.conn.Query(t.Context(), "SELECT outbox::text FROM outbox ORDER BY id")
 	if err != nil {

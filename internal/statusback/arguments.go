@@ -1,0 +1,79 @@
+package statusback
+
+import (
+	"math"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+)
+
+// fence are $1 to $3 of every statement.
+func (d *database) fence() []any { return []any{d.cfg.Slot, d.cfg.Session.Epoch, d.cfg.Owner} }
+
+// arguments are $4 and on of an update.
+func arguments(f form, writes []write) []any {
+	ids := idArray(writes)
+	if f == formSent {
+		return []any{ids}
+	}
+	seen := make([]pgtype.Timestamptz, len(writes))
+	for i := range writes {
+		seen[i] = timestampOf(writes[i].Due)
+	}
+	if f == formRequeued {
+		return []any{ids, seen}
+	}
+	lsns, codes, messages := make([]*string, len(writes)), make([]string, len(writes)), make([]string, len(writes))
+	delays := make([]int64, len(writes))
+	for i := range writes {
+		p := writes[i].park
+		if p.CommitLSN != 0 { // else it is not known
+			lsn := p.CommitLSN.String()
+			lsns[i] = &lsn
+		}
+		codes[i], messages[i], delays[i] = p.Failure.Code, p.Failure.Message, p.Delay.Microseconds()
+	}
+	if f == formFail {
+		return []any{ids, seen, lsns, codes, messages}
+	}
+	return []any{ids, seen, lsns, codes, messages, delays}
+}
+
+// idArray is the ids of writes as a bigint[]. The driver asks for one element
+// after the other, and a pointer is one without an allocation.
+type idArray []write
+
+type rowID int64
+
+func (id *rowID) Int64Value() (pgtype.Int8, error) {
+	return pgtype.Int8{Int64: int64(*id), Valid: true}, nil
+}
+
+func (a idArray) Dimensions() []pgtype.ArrayDimension {
+	return []pgtype.ArrayDimension{{Length: int32(len(a)), LowerBound: 1}}
+}
+
+func (a idArray) Index(i int) any { return (*rowID)(&a[i].ID) }
+
+func (a idArray) IndexType() any { return new(rowID) }
+
+func timestampOf(d event.Due) pgtype.Timestamptz {
+	if d.IsInfinity() {
+		return pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
+	}
+	t, ok := d.Time()
+	return pgtype.Timestamptz{Time: t, Valid: ok}
+}
+
+func dueOf(t pgtype.Timestamptz) event.Due {
+	switch {
+	case !t.Valid:
+		return event.Due{}
+	case t.InfinityModifier == pgtype.Infinity:
+		return event.DueInfinity()
+	case t.InfinityModifier == pgtype.NegativeInfinity:
+		return event.DueAtMicros(math.MinInt64)
+	}
+	return event.DueAt(t.Time)
+}
