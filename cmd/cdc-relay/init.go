@@ -78,7 +78,7 @@ func takeStep(ctx context.Context, step initStep, apply bool) (planItem, error) 
 		return item, nil
 	}
 	err = step.make(ctx, sql)
-	if pg.Code(err) == codeDuplicateObject {
+	if code := pg.Code(err); code == codeDuplicateObject || code == codeUniqueViolation {
 		// Somebody else has just made it; whether it is right is looked at.
 		sql, err = step.missing(ctx)
 		item.State, item.SQL = "exists", sql
@@ -91,8 +91,12 @@ func takeStep(ctx context.Context, step initStep, apply bool) (planItem, error) 
 	return item, nil
 }
 
-// codeDuplicateObject is SQLSTATE duplicate_object.
-const codeDuplicateObject = "42710"
+// What the server answers when somebody else has made it: before, or at the
+// same moment.
+const (
+	codeDuplicateObject = "42710"
+	codeUniqueViolation = "23505"
+)
 
 func (a *app) printPlan(c *config.Config, items []planItem, printSQL bool) error {
 	if printSQL {

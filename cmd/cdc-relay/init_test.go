@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -292,6 +293,27 @@ func TestEndedContext(t *testing.T) {
 		var out strings.Builder
 		if code := execute(ctx, []string{"init"}, newDatabase(db).environ, &out, &out); code != 1 {
 			t.Errorf("code %d: %s", code, out.String())
+		}
+	})
+}
+
+// TestInitAtOnce: instances that start together do each other no harm.
+func TestInitAtOnce(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		d := newDatabase(db)
+		const instances = 4
+		results := make(chan result, instances)
+		for range instances {
+			go func() { results <- runCommand(t, d.environ, "init", "--apply") }()
+		}
+		for range instances {
+			if got := <-results; got.code != 0 {
+				t.Errorf("%+v", got)
+			}
+		}
+		if states, _ := d.plan(t); !slices.Equal(states, []string{"tables: exists", "publication: exists", "slot: exists"}) {
+			t.Errorf("afterwards: %v", states)
 		}
 	})
 }
