@@ -79,7 +79,7 @@ func connectTrouble(err error) *fault.Blocked {
 		b.Remedy = "check kafka.sasl (mechanism, user name, password)"
 	default:
 		b.What = "no Kafka broker answers"
-		b.Remedy = "check kafka.brokers, the network, kafka.tls and whether the brokers run"
+		b.Remedy = "check whether the brokers run, then kafka.brokers, the network, kafka.tls and kafka.sasl"
 	}
 	return b
 }
