@@ -22,6 +22,7 @@ import (
 	"github.com/pressly/goose/v3"
 
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/pg"
 )
 
 // The versions of the schema that this program works with.
@@ -64,7 +65,7 @@ func CheckSchema(schema string) error {
 // Up creates the schema if it is missing and applies all migrations that are
 // not applied yet. It returns those it applied: none if another process did,
 // or if there was nothing to do. A *fault.Blocked says that the database is
-// newer than this program.
+// newer than this program, or that the login is refused.
 func Up(ctx context.Context, conf *pgx.ConnConfig, schema string) ([]Migration, error) {
 	if err := CheckSchema(schema); err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func Up(ctx context.Context, conf *pgx.ConnConfig, schema string) ([]Migration, 
 	conf = sessionConfig(conf, schema)
 	conn, err := pgx.ConnectConfig(ctx, conf)
 	if err != nil {
-		return nil, fmt.Errorf("connecting to migrate: %w", err)
+		return nil, fmt.Errorf("connecting to migrate: %w", pg.Explain(err))
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) // which gives the lock back
 	if err := lock(ctx, conn); err != nil {

@@ -71,7 +71,7 @@ var table = map[string][]string{
 	// public: applications import these, so they stay light
 	"outbox":     {pgx},
 	"consumer":   {"outbox", pgx, kafkaGo},
-	"migrations": {"internal/fault", pgx, goose},
+	"migrations": {"internal/fault", "internal/pg", pgx, goose},
 
 	"e2e":                {anything},
 	"bench":              {anything},

@@ -30,7 +30,8 @@ const (
 	DefaultIdleInTx         = 60 * time.Second
 )
 
-// Options say how to reach a database. They hold a secret: do not print them.
+// Options say how to reach a database. They hold a secret, so they print as
+// nothing but their name.
 type Options struct {
 	// DSN is a URL or keywords and values. The environment (PGHOST and so
 	// on), a service file and a password file apply as in libpq.
@@ -58,6 +59,11 @@ type Options struct {
 	// Settings are further session settings of this connection.
 	Settings map[string]string
 }
+
+func (Options) String() string { return "pg.Options" }
+
+// GoString is for %#v.
+func (o Options) GoString() string { return o.String() }
 
 // ConnConfig returns the configuration of an SQL connection. The password in
 // it is the one of now: make a new one for each connect.

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
@@ -98,31 +100,42 @@ func TestReplicationConnection(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		hostile(t, db, "off")
-		conf, err := pg.Options{DSN: db.DSN}.ReplicationConfig()
+		conf, err := pg.Options{DSN: db.DSN, ApplicationName: "cdc-relay/test"}.ReplicationConfig()
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := pgx.ConnectConfig(t.Context(), withProtocol(t, db, conf.RuntimeParams))
+		conn, err := pgconn.ConnectConfig(t.Context(), conf)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close(context.Background())
-		for _, command := range []string{"IDENTIFY_SYSTEM", "SELECT 1", "SHOW statement_timeout"} {
-			if _, err := conn.PgConn().Exec(t.Context(), command).ReadAll(); err != nil {
-				t.Errorf("%s: %v", command, err)
+		if got := simple(t, conn, "IDENTIFY_SYSTEM"); len(got) != 4 || got[3] != db.Name {
+			t.Errorf("IDENTIFY_SYSTEM: %q", got)
+		}
+		for name, want := range map[string]string{
+			"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0",
+			"idle_session_timeout": "0", "client_min_messages": "warning", "search_path": "pg_catalog",
+			"application_name": "cdc-relay/test",
+		} {
+			if got := simple(t, conn, "SHOW "+name); !slices.Equal(got, []string{want}) {
+				t.Errorf("%s: %q, want %q", name, got, want)
 			}
 		}
 	})
 }
 
-func withProtocol(t *testing.T, db *pgtest.DB, params map[string]string) *pgx.ConnConfig {
+// simple runs a command of the simple protocol and returns its row.
+func simple(t *testing.T, conn *pgconn.PgConn, command string) []string {
 	t.Helper()
-	conf, err := pgx.ParseConfig(db.DSN)
-	if err != nil {
-		t.Fatal(err)
+	results, err := conn.Exec(t.Context(), command).ReadAll()
+	if err != nil || len(results) != 1 || len(results[0].Rows) != 1 {
+		t.Fatalf("%s: %v, %v", command, results, err)
 	}
-	conf.RuntimeParams = params
-	return conf
+	var row []string
+	for _, value := range results[0].Rows[0] {
+		row = append(row, string(value))
+	}
+	return row
 }
 
 func TestProve(t *testing.T) {
@@ -217,6 +230,18 @@ func TestRefusedLogins(t *testing.T) {
 		}
 		conn.Close(context.Background())
 	})
+}
+
+// TestOptionsDoNotPrint their secret, whoever logs them.
+func TestOptionsDoNotPrint(t *testing.T) {
+	t.Parallel()
+	o := pg.Options{DSN: "postgres://u:" + planted + "@h/d"}
+	holder := struct{ Database pg.Options }{o}
+	for _, text := range []string{fmt.Sprint(o), fmt.Sprintf("%+v", holder), fmt.Sprintf("%#v", holder), fmt.Sprintf("%s", &o)} {
+		if strings.Contains(text, planted) {
+			t.Errorf("the password is in: %s", text)
+		}
+	}
 }
 
 func checkError(t *testing.T, err error, reason string) {
