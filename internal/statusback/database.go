@@ -96,7 +96,9 @@ func (d *database) update(ctx context.Context, writes []write, skip bool) ([]int
 		})
 		return err
 	})
-	d.m.duration.Observe(time.Since(begin).Seconds())
+	if verdictOf(err) != lost { // else it is no statement's duration
+		d.m.duration.Observe(time.Since(begin).Seconds())
+	}
 	if err != nil {
 		return nil, err
 	}

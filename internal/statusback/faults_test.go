@@ -92,6 +92,28 @@ func TestRefusedRow(t *testing.T) {
 	})
 }
 
+// TestRefusedAtCommit: the statement answers with its rows and fails after
+// that. Nothing of it is written, so nothing may be reported.
+func TestRefusedAtCommit(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		f := setup(t, db)
+		refs := f.insert(t, 40)
+		f.exec(t, `CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN IF NEW.id = `+id(refs[9])+` THEN RAISE 'no'; END IF; RETURN NULL; END $$`)
+		f.exec(t, `CREATE CONSTRAINT TRIGGER at_commit AFTER UPDATE ON outbox DEFERRABLE INITIALLY DEFERRED
+			FOR EACH ROW EXECUTE FUNCTION at_commit()`)
+		f.Sent(refs)
+		f.out.waitTrouble(t, "table.triggers")
+		f.out.waitResolved(t, without([]int64{refs[9].ID}, refs))
+		if n := f.count(t, isSent); n != len(refs)-1 {
+			t.Errorf("%d rows are SENT, want %d", n, len(refs)-1)
+		}
+		f.exec(t, "DROP TRIGGER at_commit ON outbox")
+		f.out.waitResolved(t, refs)
+	})
+}
+
 // TestEveryRowRefused: the search for the rows at fault is bounded.
 func TestEveryRowRefused(t *testing.T) {
 	t.Parallel()
