@@ -237,7 +237,7 @@ func TestOptionsDoNotPrint(t *testing.T) {
 	t.Parallel()
 	o := pg.Options{DSN: "postgres://u:" + planted + "@h/d"}
 	holder := struct{ Database pg.Options }{o}
-	for _, text := range []string{fmt.Sprint(o), fmt.Sprintf("%+v", holder), fmt.Sprintf("%#v", holder), fmt.Sprintf("%s", &o)} {
+	for _, text := range []string{fmt.Sprint(o), fmt.Sprintf("%+v", holder), fmt.Sprintf("%#v", holder), fmt.Sprintf("%v", &o)} {
 		if strings.Contains(text, planted) {
 			t.Errorf("the password is in: %s", text)
 		}
