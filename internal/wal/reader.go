@@ -29,7 +29,7 @@ const (
 // next one.
 type reader struct {
 	conn     io.Reader
-	caughtUp func() bool // the reads so far took all that the server had sent
+	caughtUp func() bool // the reads so far took all that has come
 	seen     *progress
 	free     chan *buffer
 	gulps    chan<- event.Gulp // has room for a gulp of each buffer

@@ -141,7 +141,10 @@ func TestPace(t *testing.T) {
 		{"caught up with a sustained rate", []read{{0, 60 << 10, 0}, {ms, 10 << 10, pauseTime}}},
 		{"caught up across two windows", []read{{0, 300, 0}, {9 * ms, 100 << 10, 0}, {11 * ms, 300, pauseTime}}},
 		{"one burst", []read{{0, 40 << 10, 0}, {ms, 10 << 10, 0}, {2 * ms, 300, 0}}},
-		{"after a quiet time", []read{{0, 60 << 10, 0}, {ms, 10 << 10, pauseTime}, {50 * ms, 300, 0}}},
+		{"poor pauses in a row end it", []read{{0, 60 << 10, 0}, {ms, 10 << 10, pauseTime}, {12 * ms, 300, pauseTime},
+			{23 * ms, 300, pauseTime}, {34 * ms, 300, 0}, {35 * ms, 300, 0}}},
+		{"a good pause among poor ones", []read{{0, 60 << 10, 0}, {ms, 10 << 10, pauseTime}, {12 * ms, 300, pauseTime},
+			{23 * ms, 300, pauseTime}, {34 * ms, 40 << 10, 0}, {35 * ms, 300, pauseTime}, {46 * ms, 300, pauseTime}}},
 		{"a rate just under", []read{{0, 31 << 10, 0}, {9 * ms, 31 << 10, 0}, {19 * ms, 31 << 10, 0}}},
 	}
 	for _, tt := range tests {

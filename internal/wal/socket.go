@@ -120,8 +120,19 @@ func (s *socket) Read(p []byte) (int, error) {
 	return s.in.Read(p)
 }
 
-// caughtUp reports whether the reads so far took all that the server had sent.
-func (s *socket) caughtUp() bool { return s.in.Buffered() == 0 && s.pace.caughtUp() }
+// caughtUp reports whether the reads so far took all that has come. After a
+// large read there mostly is more; if there is not, the next read may wait for
+// long.
+func (s *socket) caughtUp() bool {
+	return s.in.Buffered() == 0 && (s.pace.caughtUp() || !s.readable())
+}
+
+// readable reports whether a read would not wait.
+func (s *socket) readable() bool {
+	var b [1]byte
+	_, _, err := syscall.Recvfrom(s.fd, b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	return err != syscall.EAGAIN
+}
 
 // descriptor reads from the detached socket itself, at its pace.
 type descriptor struct{ s *socket }
