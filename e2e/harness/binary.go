@@ -9,10 +9,13 @@
 package harness
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 )
@@ -63,8 +66,27 @@ func compile(flags ...string) (string, error) {
 	return path, nil
 }
 
-// RemoveBinaries deletes what Binary compiled; for TestMain.
-func RemoveBinaries() error {
+// lanes is how many tests run side by side unless -parallel says so: much of
+// their time they wait for servers, clocks and time-outs.
+const lanes = "4"
+
+// Main is the TestMain of packages that use this one.
+func Main(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		if err := flag.Set("test.parallel", lanes); err != nil {
+			panic(err) // only if the testing package has renamed it
+		}
+	}
+	code := m.Run()
+	if err := removeBinaries(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func removeBinaries() error {
 	binariesMu.Lock()
 	defer binariesMu.Unlock()
 	for _, dir := range binaries {

@@ -3,7 +3,6 @@ package harness
 import (
 	"context"
 	"encoding/hex"
-	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -209,10 +208,4 @@ func TestBrokerKeepsItsData(t *testing.T) {
 	}
 }
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := RemoveBinaries(); err != nil {
-		panic(err)
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { Main(m) }

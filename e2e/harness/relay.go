@@ -75,13 +75,19 @@ func (r *Relay) Status() *relayproc.Status {
 	return s
 }
 
-// Counter is a counter or gauge of /statusz, 0 while it does not answer.
+// Counter is a counter or gauge of /statusz, 0 while it does not answer. All
+// of them are there from the start.
 func (r *Relay) Counter(name string) float64 {
+	r.bed.t.Helper()
 	s := r.Status()
 	if s == nil {
 		return 0
 	}
-	return s.Counters[name]
+	value, ok := s.Counters[name]
+	if !ok {
+		r.bed.t.Fatalf("/statusz has no %s", name)
+	}
+	return value
 }
 
 // PeakMemory is the most memory that was resident at a time, in bytes.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
@@ -20,6 +21,8 @@ type Spec struct {
 	Writers    int
 	Events     int    // to be committed, in all
 	Seed       uint64 // of the shapes and sizes
+	// Pace is the time from one transaction of a writer to its next; 0: no pause.
+	Pace time.Duration
 }
 
 // Run writes exactly Events committed events through concurrent writers. Each
@@ -55,7 +58,14 @@ func (s Spec) write(ctx context.Context, w int, h *History) error {
 	if w < s.Events%s.Writers {
 		left++
 	}
+	next := s.pace()
+	defer next.Stop()
 	for left > 0 {
+		select {
+		case <-next.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 		tx, err := Begin(ctx, conn, s.Table)
 		if err != nil {
 			return err
@@ -75,6 +85,9 @@ func (s Spec) write(ctx context.Context, w int, h *History) error {
 	}
 	return nil
 }
+
+// pace ticks for every transaction.
+func (s Spec) pace() *time.Ticker { return time.NewTicker(max(s.Pace, time.Microsecond)) }
 
 // shaper draws transactions of mixed sizes and shapes.
 type shaper struct {

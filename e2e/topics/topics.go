@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -64,16 +65,47 @@ func (a *Admin) Delete(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// Set changes one configuration of a topic.
+// Set changes one configuration of a topic and returns when the broker acts
+// on it. A broker shows a change just before it acts on it, and takes changes
+// one after the other: once a second one, made later, is shown, the first one
+// has been carried out.
 func (a *Admin) Set(ctx context.Context, topic, name, value string) error {
+	marker := strconv.FormatInt(time.Now().UnixMilli(), 10)
+	for _, change := range [][2]string{{name, value}, {"delete.retention.ms", marker}} {
+		if err := a.set(ctx, topic, change[0], change[1]); err != nil {
+			return fmt.Errorf("setting %s of topic %s: %w", name, topic, err)
+		}
+	}
+	return nil
+}
+
+// set returns when the broker shows the change.
+func (a *Admin) set(ctx context.Context, topic, name, value string) error {
 	answers, err := a.adm.AlterTopicConfigs(ctx, []kadm.AlterConfig{{Op: kadm.SetConfig, Name: name, Value: &value}}, topic)
 	if err == nil && len(answers) > 0 {
 		err = answers[0].Err
 	}
 	if err != nil {
-		return fmt.Errorf("setting %s of topic %s: %w", name, topic, err)
+		return err
 	}
-	return nil
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		shown, err := a.adm.DescribeTopicConfigs(ctx, topic)
+		if err != nil {
+			return err
+		}
+		for _, c := range shown[0].Configs {
+			if c.Key == name && c.MaybeValue() == value {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
 }
 
 // Read returns all records that the topics hold when it is called, those of a

@@ -1,0 +1,139 @@
+package e2e
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/cdc-relay/cdc-relay/e2e/check"
+	"github.com/cdc-relay/cdc-relay/e2e/harness"
+	"github.com/cdc-relay/cdc-relay/internal/pgtest"
+)
+
+// These tests hold row locks for long, which every creation of a slot in the
+// same cluster has to wait for: hence clusters of their own.
+
+// TestConsumerIsNotOverwritten: a consumer that was faster than the write-back
+// keeps its claim when SENT comes late.
+func TestConsumerIsNotOverwritten(t *testing.T) {
+	t.Parallel()
+	eachCluster(t, func(t *testing.T, db *pgtest.DB) {
+		b := harness.NewBed(t, db, harness.Options{Kafka: harness.Shared(t)})
+		id := b.InsertOne(harness.Row("order", "order-1", "{}"))
+		consumer := lockRow(t, b, id)
+		relay := b.StartStreaming(nil)
+		b.Wait("the ack", func() bool { return relay.Counter("events_acked_total") == 1 })
+		claim(t, consumer, id)
+		b.Wait("the late write-back", func() bool { return relay.Counter(`status_writes_total{result="stale",to="SENT"}`) == 1 })
+		report := b.Finish(harness.Allow{})
+		if report.Statuses[check.Consuming] != 1 {
+			t.Errorf("rows by status %v, want one CONSUMING", report.Statuses)
+		}
+		if n := b.Count(`SELECT claim_generation FROM outbox WHERE id = $1`, id); n != 1 {
+			t.Errorf("the claim has generation %d, want 1", n)
+		}
+	})
+}
+
+// lockRow locks a row in a transaction that the caller ends.
+func lockRow(t *testing.T, b *harness.Bed, id int64) *pgx.Conn {
+	t.Helper()
+	conn := b.Conn()
+	exec(t, conn, `BEGIN`)
+	exec(t, conn, `SELECT FROM outbox WHERE id = $1 FOR UPDATE`, id)
+	return conn
+}
+
+// claim takes a row as a consumer does, and ends the transaction.
+func claim(t *testing.T, conn *pgx.Conn, id int64) {
+	t.Helper()
+	exec(t, conn, `UPDATE outbox SET send_status = 5, claim_generation = claim_generation + 1, claimed_by = 'consumer',
+		lease_until = clock_timestamp() + interval '1 hour' WHERE id = $1`, id)
+	exec(t, conn, `COMMIT`)
+}
+
+func exec(t *testing.T, conn *pgx.Conn, sql string, args ...any) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("executing %q: %v", sql, err)
+	}
+}
+
+// TestStaleEpochWritesNothing takes the slot away from a relay whose
+// write-back is under way: that has to wait for the statement, and after it the
+// relay that lost the slot writes nothing.
+func TestStaleEpochWritesNothing(t *testing.T) {
+	t.Parallel()
+	eachCluster(t, func(t *testing.T, db *pgtest.DB) {
+		const lock = 4711
+		b := harness.NewBed(t, db, harness.Options{Kafka: harness.Shared(t)})
+		relay := b.StartStreaming(nil)
+		b.Write(100, 10)
+		b.Settle()
+		// from here on an update of a row waits for the test
+		b.Exec(`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); RETURN NEW; END $$`)
+		b.Exec(`CREATE TRIGGER wait BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION wait()`)
+		holder, thief := b.Conn(), b.Conn()
+		exec(t, holder, `SELECT pg_advisory_lock($1)`, lock)
+		id := b.InsertOne(harness.Row("order", "order-1", "{}"))
+
+		b.Wait("a write-back to hold the fence", func() bool { return fenceIsHeld(t, thief) })
+		steal(t, thief, b.Slot)
+		exec(t, holder, `SELECT pg_advisory_unlock($1)`, lock)
+		relay.WaitState("standby")
+		if n := relay.Counter(`fenced_total{by="epoch"}`) + relay.Counter(`fenced_total{by="lease"}`); n == 0 {
+			t.Error("fenced_total counts nothing")
+		}
+		if n := b.Count(`SELECT send_status FROM outbox WHERE id = $1`, id); int16(n) != check.Ready {
+			t.Errorf("the row has status %d, want READY: a stale epoch has written it", n)
+		}
+		b.Exec(`UPDATE cdc_relay_lease SET lease_until = now(), renewed_at = now() - interval '1 hour' WHERE slot = $1`, b.Slot)
+		b.Finish(harness.Allow{Duplicates: 1})
+	})
+}
+
+// fenceIsHeld reports whether whoever wants the fence now has to wait.
+func fenceIsHeld(t *testing.T, conn *pgx.Conn) bool {
+	t.Helper()
+	_, err := conn.Exec(t.Context(), `SELECT FROM cdc_relay_slot FOR UPDATE NOWAIT`)
+	var refused *pgconn.PgError
+	if err != nil && !(errors.As(err, &refused) && refused.Code == "55P03") {
+		t.Fatalf("trying the fence: %v", err)
+	}
+	return err != nil
+}
+
+// steal makes somebody else the leader for an hour, in the order of a takeover.
+func steal(t *testing.T, conn *pgx.Conn, slot string) {
+	t.Helper()
+	exec(t, conn, `BEGIN`)
+	exec(t, conn, `UPDATE cdc_relay_lease SET owner = '00000000-0000-0000-0000-000000000001', epoch = epoch + 1,
+		renewed_at = now() + interval '1 hour', lease_until = now() + interval '1 hour' WHERE slot = $1`, slot)
+	exec(t, conn, `UPDATE cdc_relay_slot SET owner = '00000000-0000-0000-0000-000000000001', epoch = epoch + 1 WHERE slot = $1`, slot)
+	exec(t, conn, `COMMIT`)
+}
+
+// TestRowLockedForLong: one locked row stops nobody but the slot.
+func TestRowLockedForLong(t *testing.T) {
+	t.Parallel()
+	eachCluster(t, func(t *testing.T, db *pgtest.DB) {
+		const before, after = 500, 300
+		b := harness.NewBed(t, db, harness.Options{Kafka: harness.Shared(t)})
+		b.Write(before-1, 20)
+		id := b.InsertOne(harness.Row("order", "order-1", "{}"))
+		lock := lockRow(t, b, id)
+		b.StartStreaming(nil)
+		b.Write(after, 20)
+		sent := func() int { return b.CountStatus(check.Sent) }
+		b.Wait("all other rows to be SENT", func() bool { return sent() == before+after-1 })
+		b.WaitSeconds(20)
+		if n := sent(); n != before+after-1 {
+			t.Errorf("%d rows are SENT while one is locked, want all but that one of %d", n, before+after)
+		}
+		exec(t, lock, `COMMIT`)
+		b.Finish(harness.Allow{})
+	})
+}

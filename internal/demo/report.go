@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/e2e/check"
+	"github.com/cdc-relay/cdc-relay/e2e/load"
+)
+
+// showProgress prints a line now and then until ctx ends.
+func showProgress(ctx context.Context, w *world) error {
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		var ready, sent, consumed int
+		published, err := w.topics.Ends(ctx, w.topicNames()...)
+		if err == nil {
+			err = w.pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE send_status = 0), count(*) FILTER (WHERE sent_at IS NOT NULL),
+				count(*) FILTER (WHERE send_status = 4) FROM `+table).Scan(&ready, &sent, &consumed)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("asking for the progress: %w", err)
+		}
+		fmt.Printf("  written %5d   published %5d   SENT %5d   CONSUMED %5d   READY %5d\n",
+			w.history.Len(), published, sent, consumed, ready)
+	}
+}
+
+// report is what came of the events.
+type report struct {
+	check      *check.Report
+	sent       int // rows that have been SENT
+	outOfOrder int
+	latency    []time.Duration // sorted
+	lag        int64           // bytes of WAL that the slot is behind
+	committed  int             // transactions
+	rolledBack int
+	took       time.Duration
+}
+
+func newReport(ctx context.Context, w *world, c *consumer, took time.Duration) (*report, error) {
+	rows, err := load.ReadTable(ctx, w.pool, table, "payload")
+	if err != nil {
+		return nil, err
+	}
+	records, err := w.topics.Read(ctx, w.topicNames()...)
+	if err != nil {
+		return nil, err
+	}
+	r := &report{took: took, latency: c.latency}
+	r.check = check.Run{Events: w.history.Events(), Rows: rows, Records: records}.Check()
+	for _, p := range r.check.Problems {
+		if p.Kind == check.Disorder {
+			r.outOfOrder++
+		}
+	}
+	slices.Sort(r.latency)
+	r.committed, r.rolledBack = w.history.Transactions()
+	err = w.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM `+table+` WHERE sent_at IS NOT NULL),
+		(SELECT greatest(0, pg_current_wal_lsn() - confirmed_flush_lsn)::bigint FROM pg_replication_slots WHERE slot_name = $1)`,
+		w.name).Scan(&r.sent, &r.lag)
+	if err != nil {
+		return nil, fmt.Errorf("asking for the report: %w", err)
+	}
+	return r, nil
+}
+
+// String is the report for people.
+func (r *report) String() string {
+	var b strings.Builder
+	line := func(name string, value any, what string) { fmt.Fprintf(&b, "  %-13s %6v  %s\n", name, value, what) }
+	line("written", r.check.Committed, fmt.Sprintf("events of %d aggregates, %d transactions, %d more rolled back", aggregates, r.committed, r.rolledBack))
+	line("published", r.check.Records, "records in Kafka")
+	line("SENT", r.sent, "rows, written back by the relay")
+	line("CONSUMED", r.check.Statuses[check.Consumed], "rows, claimed and finished by the consumer")
+	line("READY", r.check.Statuses[check.Ready], "rows left over")
+	line("duplicates", r.check.Duplicates, "")
+	line("out of order", r.outOfOrder, "")
+	fmt.Fprintf(&b, "  %-13s p50 %.1f ms, p99 %.1f ms from the start of a commit to its record at the consumer\n",
+		"latency", milliseconds(quantile(r.latency, 0.50)), milliseconds(quantile(r.latency, 0.99)))
+	line("slot lag", r.lag, "bytes")
+	fmt.Fprintf(&b, "  %-13s %.1f s\n", "time", r.took.Seconds())
+	return b.String()
+}
+
+// verdict is nil if every event made the whole way, once and in order.
+func (r *report) verdict() error {
+	if err := r.check.Err(); err != nil {
+		return err
+	}
+	if n := r.check.Statuses[check.Consumed]; n != events || r.check.Committed != events || r.check.Records != events || r.sent != events {
+		return fmt.Errorf("%d events were to be written, published, SENT and CONSUMED: not all were", events)
+	}
+	return nil
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// quantile takes a sorted list.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+}

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cdc-relay/cdc-relay/e2e/load"
+	"github.com/cdc-relay/cdc-relay/e2e/relayproc"
+	"github.com/cdc-relay/cdc-relay/e2e/topics"
+)
+
+const (
+	table      = `"public"."outbox"`
+	partitions = 4
+)
+
+// types are the aggregate types, a topic each.
+var types = []string{"order", "user"}
+
+// world is what the demo makes and removes again. What was not made yet is nil
+// or empty.
+type world struct {
+	version string // of PostgreSQL
+	admin   string // DSN of the database postgres
+	name    string // of database, slot and publication, and before the dot in topics
+	dsn     string
+	broker  string
+	program string
+	dir     string
+	pool    *pgxpool.Pool
+	topics  *topics.Admin
+	relay   *relayproc.Process
+	status  string // host:port of the relay's /statusz
+	history *load.History
+}
+
+// newWorld returns what it has made even if it fails, to be removed.
+func newWorld(ctx context.Context, program string) (*world, error) {
+	w := &world{
+		admin: os.Getenv("CDC_TEST_PG18_DSN"), broker: os.Getenv("CDC_TEST_KAFKA"),
+		program: program, history: load.NewHistory(),
+	}
+	if w.admin == "" || w.broker == "" {
+		return w, errors.New("CDC_TEST_PG18_DSN and CDC_TEST_KAFKA are not both set: run make demo, which starts the servers")
+	}
+	for _, step := range []func(context.Context) error{w.makeDatabase, w.makeTopics, w.setUp, w.startRelay} {
+		if err := step(ctx); err != nil {
+			return w, err
+		}
+	}
+	return w, nil
+}
+
+func (w *world) makeDatabase(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, w.admin)
+	if err != nil {
+		return fmt.Errorf("connecting to PostgreSQL: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	suffix := make([]byte, 4)
+	rand.Read(suffix)
+	name := "cdc_demo_" + hex.EncodeToString(suffix)
+	if _, err := conn.Exec(ctx, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
+		return fmt.Errorf("creating a database: %w", err)
+	}
+	w.name = name
+	if err := conn.QueryRow(ctx, "SHOW server_version").Scan(&w.version); err != nil {
+		return fmt.Errorf("asking for the server's version: %w", err)
+	}
+	u, err := url.Parse(w.admin)
+	if err != nil {
+		return errors.New("CDC_TEST_PG18_DSN is no URL")
+	}
+	u.Path = "/" + name
+	w.dsn = u.String()
+	w.pool, err = pgxpool.New(ctx, w.dsn)
+	return err
+}
+
+// topic is named as in the relay's configuration below.
+func (w *world) topic(aggregateType string) string { return w.name + "." + aggregateType }
+
+func (w *world) topicNames() (names []string) {
+	for _, t := range types {
+		names = append(names, w.topic(t))
+	}
+	return names
+}
+
+func (w *world) makeTopics(ctx context.Context) error {
+	admin, err := topics.NewAdmin(w.broker)
+	if err != nil {
+		return err
+	}
+	if err := admin.Create(ctx, partitions, nil, w.topicNames()...); err != nil {
+		admin.Close()
+		return err
+	}
+	w.topics = admin
+	return nil
+}
+
+// setUp writes the relay's configuration and lets its commands make tables,
+// publication and slot.
+func (w *world) setUp(ctx context.Context) (err error) {
+	if w.dir, err = os.MkdirTemp("", "cdc-relay-demo-"); err != nil {
+		return fmt.Errorf("making a folder: %w", err)
+	}
+	if w.status, err = relayproc.FreeAddr(); err != nil {
+		return err
+	}
+	config := relayproc.Config{
+		"postgres.dsn": w.dsn, "slot.name": w.name, "slot.publication": w.name, "kafka.brokers": []string{w.broker},
+		"record.topic": w.topic("{aggregate_type}"), "record.source": "/demo", "http.listen": w.status,
+	}
+	if err := config.Write(w.configFile()); err != nil {
+		return err
+	}
+	for _, command := range [][]string{{"migrate", "up"}, {"init", "--apply"}} {
+		p, err := w.start(command...)
+		if err != nil {
+			return err
+		}
+		if code, err := p.Wait(ctx); err != nil || code != 0 {
+			return fmt.Errorf("cdc-relay %v: exit code %d: %w\n%s", command, code, err, p.Tail(20))
+		}
+	}
+	return nil
+}
+
+func (w *world) configFile() string { return filepath.Join(w.dir, "cdc-relay.yaml") }
+
+func (w *world) start(args ...string) (*relayproc.Process, error) {
+	output := filepath.Join(w.dir, args[0]+".log")
+	return relayproc.Start(output, nil, w.program, append([]string{"--config", w.configFile()}, args...)...)
+}
+
+// startRelay returns when the relay streams.
+func (w *world) startRelay(ctx context.Context) (err error) {
+	if w.relay, err = w.start("run"); err != nil {
+		return err
+	}
+	return until(ctx, "the relay to stream", func() (bool, error) {
+		if w.relay.Exited() {
+			return false, errors.New("the relay has ended")
+		}
+		s, err := relayproc.ReadStatus(ctx, w.status)
+		return err == nil && s.State == "streaming", nil
+	})
+}
+
+// watchRelay returns an error when the relay ends before ctx.
+func (w *world) watchRelay(ctx context.Context) error {
+	select {
+	case <-w.relay.Done():
+		return errors.New("the relay has ended")
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func (w *world) connect(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, w.dsn) }
+
+// settle waits until every row is CONSUMED and the slot is at the end.
+func (w *world) settle(ctx context.Context) error {
+	if err := until(ctx, "every row to be CONSUMED", func() (bool, error) {
+		var left int
+		err := w.pool.QueryRow(ctx, `SELECT count(*) FROM `+table+` WHERE send_status <> 4`).Scan(&left)
+		return left == 0, err
+	}); err != nil {
+		return err
+	}
+	var end string
+	if err := w.pool.QueryRow(ctx, `SELECT pg_current_wal_flush_lsn()::text`).Scan(&end); err != nil {
+		return fmt.Errorf("asking for the WAL's end: %w", err)
+	}
+	return until(ctx, "the slot to reach the end", func() (bool, error) {
+		var there bool
+		err := w.pool.QueryRow(ctx, `SELECT confirmed_flush_lsn >= $1::pg_lsn FROM pg_replication_slots WHERE slot_name = $2`, end, w.name).Scan(&there)
+		return there, err
+	})
+}
+
+// remove deletes everything that was made, also after a failure.
+func (w *world) remove(ctx context.Context) error {
+	var errs []error
+	if w.relay != nil {
+		errs = append(errs, w.relay.Stop(10*time.Second))
+	}
+	if w.topics != nil {
+		errs = append(errs, w.topics.Delete(ctx, w.topicNames()...))
+		w.topics.Close()
+	}
+	if w.pool != nil {
+		w.pool.Close()
+	}
+	if w.name != "" {
+		errs = append(errs, w.dropDatabase(ctx))
+	}
+	if w.dir != "" {
+		errs = append(errs, os.RemoveAll(w.dir))
+	}
+	return errors.Join(errs...)
+}
+
+func (w *world) dropDatabase(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, w.admin)
+	if err != nil {
+		return fmt.Errorf("connecting to PostgreSQL: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	// a slot is free a moment after its client is gone
+	if err := until(ctx, "the slot to be free", func() (bool, error) {
+		var left int
+		err := conn.QueryRow(ctx, `SELECT count(*) FROM (SELECT CASE WHEN NOT active THEN pg_drop_replication_slot(slot_name) END
+			FROM pg_replication_slots WHERE database = $1 OFFSET 0) s`, w.name).Scan(&left)
+		return left == 0, err
+	}); err != nil {
+		return err
+	}
+	if _, err := conn.Exec(ctx, "DROP DATABASE "+w.name+" WITH (FORCE)"); err != nil {
+		return fmt.Errorf("dropping the database: %w", err)
+	}
+	return nil
+}
+
+// until asks for a condition every few milliseconds until it holds, fails or
+// ctx ends.
+func until(ctx context.Context, what string, condition func() (bool, error)) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if ok, err := condition(); err != nil {
+			return fmt.Errorf("waiting for %s: %w", what, err)
+		} else if ok {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w", what, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
