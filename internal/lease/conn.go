@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -31,8 +30,8 @@ type conn struct {
 	lease *Lease
 }
 
-// open connects and sets up the session. With expect, another server than that
-// session's is fault.ErrFenced.
+// open connects. With expect, another server than that session's is
+// fault.ErrFenced.
 func (l *Lease) open(ctx context.Context, expect *event.Session) (*conn, pg.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -40,15 +39,7 @@ func (l *Lease) open(ctx context.Context, expect *event.Session) (*conn, pg.Serv
 	if err != nil {
 		return nil, pg.Server{}, fmt.Errorf("connecting for the lease: %w", err)
 	}
-	c := &conn{db: db, lease: l}
-	// Without it the server would go on waiting for a row lock on behalf of
-	// each connection that was given up meanwhile.
-	lockTimeout := strconv.FormatInt(l.cfg.renewTimeout().Milliseconds()*3/4, 10)
-	if _, err := db.Exec(ctx, "SELECT set_config('lock_timeout', $1, false)", lockTimeout); err != nil {
-		c.close()
-		return nil, pg.Server{}, classify("setting up the connection for the lease", err)
-	}
-	return c, server, nil
+	return &conn{db: db, lease: l}, server, nil
 }
 
 // ensureRows makes the two rows of the slot if they are not there.

@@ -95,7 +95,7 @@ func testStandbyTakesOverAfterARelease(t *testing.T, c *cluster) {
 	second := make(chan *Tenure)
 	standby := newLease(t, c.quick())
 	go func() {
-		tenure, err := standby.Acquire(t.Context(), func() { close(standing) })
+		tenure, err := standby.Acquire(patient(t), func() { close(standing) })
 		if err != nil {
 			t.Errorf("the standby's Acquire: %v", err)
 		}
@@ -137,7 +137,7 @@ func testStandbyTakesOverAfterACrash(t *testing.T, c *cluster) {
 			}
 			acquire(t, newLease(t, cfg))
 			renewed := c.renewedAt(t)
-			tenure, err := newLease(t, cfg).Acquire(t.Context(), func() {})
+			tenure, err := newLease(t, cfg).Acquire(patient(t), func() {})
 			if err != nil {
 				t.Fatalf("Acquire: %v", err)
 			}
@@ -175,7 +175,7 @@ func testActiveSlotKeepsANeglectedLease(t *testing.T, c *cluster) {
 		t.Errorf("age %v, slot active %v; want 50m and true", v.age, v.slotActive)
 	}
 	c.setLease(t, "lease_until = now()")
-	tenure, err := l.Acquire(t.Context(), func() {})
+	tenure, err := l.Acquire(patient(t), func() {})
 	if err != nil {
 		t.Fatalf("Acquire after the lease ran out: %v", err)
 	}
@@ -233,7 +233,7 @@ func testOneOfManyWins(t *testing.T, c *cluster) {
 		l := newLease(t, c.quick())
 		group.Go(func() {
 			for round.Load() < rounds {
-				tenure, err := l.Acquire(t.Context(), func() {})
+				tenure, err := l.Acquire(patient(t), func() {})
 				if err != nil {
 					t.Errorf("Acquire: %v", err)
 					return
@@ -271,17 +271,13 @@ func testAcquireAgain(t *testing.T, c *cluster) {
 	}
 }
 
-// The timeline changes together with the position: a crash right after a
-// failover must not hide the failover.
-// A session that locks the lease row keeps renewals waiting; publishing goes
-// on when it lets go.
 func testCopyOfTheDatabaseIsRefused(t *testing.T, c *cluster) {
 	if err := acquire(t, newLease(t, c.quick())).Release(t.Context(), 0x100); err != nil {
 		t.Fatal(err)
 	}
 	c.setLease(t, "system_identifier = system_identifier + 1")
 	l := newLease(t, c.quick())
-	_, err := l.Acquire(t.Context(), func() {})
+	_, err := l.Acquire(patient(t), func() {})
 	b := fault.AsBlocked(err)
 	if b == nil || b.Reason != "slot.system" {
 		t.Fatalf("Acquire: %v, want blocked by slot.system", err)
@@ -300,7 +296,7 @@ func testCopyOfTheDatabaseIsRefused(t *testing.T, c *cluster) {
 func testLoginWithoutTheTables(t *testing.T, c *cluster) {
 	cfg := c.quick()
 	cfg.Schema = "elsewhere"
-	_, err := newLease(t, cfg).Acquire(t.Context(), func() {})
+	_, err := newLease(t, cfg).Acquire(patient(t), func() {})
 	if b := fault.AsBlocked(err); b == nil || b.Reason != "table.schema_version" {
 		t.Errorf("Acquire: %v, want blocked by table.schema_version", err)
 	}
@@ -336,7 +332,7 @@ func testLeastPrivilege(t *testing.T, c *cluster) {
 		dsn := strings.Replace(c.DSN, "postgres@", login+"@", 1)
 		return pg.Connect(ctx, pg.Options{DSN: dsn, LocalCommit: true}, expect)
 	}
-	_, err := newLease(t, cfg).Acquire(t.Context(), func() {})
+	_, err := newLease(t, cfg).Acquire(patient(t), func() {})
 	if b := fault.AsBlocked(err); b == nil || b.Reason != "grants.status" {
 		t.Fatalf("Acquire: %v, want blocked by grants.status", err)
 	}
@@ -379,7 +375,7 @@ func testStandbyReconnects(t *testing.T, c *cluster) {
 	won := make(chan *Tenure)
 	l := newLease(t, cfg)
 	go func() {
-		tenure, err := l.Acquire(t.Context(), func() { close(standing) })
+		tenure, err := l.Acquire(patient(t), func() { close(standing) })
 		if err != nil {
 			t.Errorf("Acquire: %v", err)
 		}

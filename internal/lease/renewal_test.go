@@ -1,14 +1,20 @@
 package lease
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5"
 
+	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
 
@@ -31,7 +37,7 @@ func testStaleLeaderIsFenced(t *testing.T, c *cluster) {
 			old := acquire(t, newLease(t, c.quick()))
 			usurp(t, c)
 			old.Offer(99)
-			err := old.Run(t.Context(), func(lsn pglogrepl.LSN) { t.Errorf("saved %v", lsn) })
+			err := old.Run(patient(t), func(lsn pglogrepl.LSN) { t.Errorf("saved %v", lsn) })
 			if !errors.Is(err, fault.ErrFenced) {
 				t.Errorf("Run: %v, want ErrFenced", err)
 			}
@@ -78,6 +84,8 @@ func testSavedPositionOnlyRises(t *testing.T, c *cluster) {
 	}
 }
 
+// The timeline changes together with the position: a crash right after a
+// failover must not hide the failover.
 func testTimelineOfTheSavedPosition(t *testing.T, c *cluster) {
 	l := newLease(t, c.quick())
 	if err := acquire(t, l).Release(t.Context(), 0x100); err != nil {
@@ -123,9 +131,17 @@ func testTenureSurvivesALostConnection(t *testing.T, c *cluster) {
 	}
 }
 
+// A session that locks the lease row keeps renewals waiting; publishing goes
+// on when it lets go. Renewals that were given up do not go on waiting in the
+// server, a connection each.
 func testLockedLeaseRow(t *testing.T, c *cluster) {
 	cfg := c.quick()
 	cfg.PublishWithin = 200 * time.Millisecond
+	var connects atomic.Int32
+	cfg.Connect = func(ctx context.Context, expect *event.Session) (*pgx.Conn, pg.Server, error) {
+		connects.Add(1)
+		return c.connect(ctx, expect)
+	}
 	tenure := acquire(t, newLease(t, cfg))
 	tx, err := c.conn.Begin(t.Context())
 	if err != nil {
@@ -136,6 +152,13 @@ func testLockedLeaseRow(t *testing.T, c *cluster) {
 	}
 	stop := start(t, tenure, ignore)
 	pgtest.Eventually(t, "publishing to pause", func() bool { return !tenure.fresh() }, func() string { return "fresh" })
+	var waiting int
+	watch := c.Conn(t)
+	pgtest.Eventually(t, "five connections, at most one of them still waiting", func() bool {
+		err := watch.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND state = 'active'",
+			"lease/"+c.slot).Scan(&waiting)
+		return err == nil && waiting <= 1 && connects.Load() >= 5
+	}, func() string { return fmt.Sprintf("%d connects, %d waiting", connects.Load(), waiting) })
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -66,12 +66,20 @@ func newLease(t *testing.T, cfg Config) *Lease {
 // of the test, without a release.
 func acquire(t *testing.T, l *Lease) *Tenure {
 	t.Helper()
-	tenure, err := l.Acquire(t.Context(), func() { t.Error("has to stand by") })
+	tenure, err := l.Acquire(patient(t), func() { t.Error("has to stand by") })
 	if err != nil {
 		t.Fatalf("Acquire: %v", err)
 	}
 	t.Cleanup(tenure.unlink)
 	return tenure
+}
+
+// patient ends a test that would wait for ever; it measures nothing.
+func patient(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // row is what other parts of the relay and people read.
