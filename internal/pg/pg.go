@@ -42,7 +42,8 @@ type Options struct {
 	Password func() (string, error)
 	// ApplicationName is what pg_stat_activity shows.
 	ApplicationName string
-	// ConnectTimeout bounds a connect to one host; 0 is the default.
+	// ConnectTimeout bounds a connect to one host, and after it the proof; 0
+	// is the default.
 	ConnectTimeout time.Duration
 	// StatementTimeout is the server's limit for one statement; 0 is the
 	// default.
@@ -154,12 +155,19 @@ func Connect(ctx context.Context, o Options, expect *event.Session) (*pgx.Conn, 
 	if err != nil {
 		return nil, Server{}, Explain(err)
 	}
-	server, err := Prove(ctx, conn, expect)
+	server, err := o.prove(ctx, conn, expect)
 	if err != nil {
 		conn.Close(context.WithoutCancel(ctx))
 		return nil, Server{}, err
 	}
 	return conn, server, nil
+}
+
+// prove is bounded like a connect: a server may accept and never answer.
+func (o Options) prove(ctx context.Context, conn *pgx.Conn, expect *event.Session) (Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, orDefault(o.ConnectTimeout, DefaultConnectTimeout))
+	defer cancel()
+	return Prove(ctx, conn, expect)
 }
 
 // NewPool makes a pool of at most maxConns connections, each proved when it is
@@ -179,7 +187,7 @@ func NewPool(ctx context.Context, o Options, expect *event.Session, maxConns int
 	conf.MaxConns = maxConns
 	conf.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error { return o.setPassword(&c.Config) }
 	conf.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := Prove(ctx, conn, expect)
+		_, err := o.prove(ctx, conn, expect)
 		return err
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, conf)
