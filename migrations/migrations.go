@@ -75,7 +75,7 @@ func Up(ctx context.Context, conf *pgx.ConnConfig, schema string) ([]Migration, 
 	if err != nil {
 		return nil, fmt.Errorf("connecting to migrate: %w", pg.Explain(err))
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) // which gives the lock back
+	defer pg.Close(conn) // which gives the lock back
 	if err := lock(ctx, conn); err != nil {
 		return nil, err
 	}

@@ -157,7 +157,7 @@ func Connect(ctx context.Context, o Options, expect *event.Session) (*pgx.Conn, 
 	}
 	server, err := o.prove(ctx, conn, expect)
 	if err != nil {
-		conn.Close(context.WithoutCancel(ctx))
+		Close(conn)
 		return nil, Server{}, err
 	}
 	return conn, server, nil
@@ -168,6 +168,14 @@ func (o Options) prove(ctx context.Context, conn *pgx.Conn, expect *event.Sessio
 	ctx, cancel := context.WithTimeout(ctx, orDefault(o.ConnectTimeout, DefaultConnectTimeout))
 	defer cancel()
 	return Prove(ctx, conn, expect)
+}
+
+// Close ends a connection. It says goodbye, but does not wait for long when the
+// server does not answer.
+func Close(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn.Close(ctx) // its error says nothing: the connection is given up
 }
 
 // NewPool makes a pool of at most maxConns connections, each proved when it is

@@ -192,9 +192,7 @@ func (d *database) close() {
 	if d.conn == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	d.conn.Close(ctx) // its error says nothing: the connection is given up
+	pg.Close(d.conn)
 	d.conn = nil
 }
 
