@@ -53,6 +53,7 @@ type topic struct {
 	partitions []*partition  // as many as pinned, from topicReady on
 	waiting    []event.Event // copies, in order, until it is ready or refused
 	missing    time.Time     // since when the cluster does not have it; zero: it does
+	asked      int64         // when an event was last refused for it, milliseconds
 	maxBytes   int           // max.message.bytes; 0: not known
 	read       time.Time     // when maxBytes was asked for
 }
@@ -130,6 +131,7 @@ func (q *queues) put(e *event.Event, now int64) {
 	case t.state == topicReady:
 		q.encode(t, e, now)
 	case t.state == topicRefused:
+		t.asked = now
 		q.refuse(e.Ref, t.failure)
 	default:
 		q.wait(t, e)
@@ -226,7 +228,7 @@ func (q *queues) takeWaiting(t *topic) []event.Event {
 // refuseTopic refuses what waits for t and what comes from now on; workers
 // refuse what is in their queues. The lock is held.
 func (q *queues) refuseTopic(t *topic, f event.Failure) {
-	t.state, t.failure = topicRefused, f
+	t.state, t.failure, t.asked = topicRefused, f, time.Now().UnixMilli()
 	for _, e := range q.takeWaiting(t) {
 		q.refuse(e.Ref, f)
 	}

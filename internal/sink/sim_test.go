@@ -37,6 +37,14 @@ type simulation struct {
 	nextID     int64
 	requests   int
 	refreshes  int
+	owed       []owedAnswer
+}
+
+// owedAnswer is a request without an answer, of which a client may still be
+// reading the bytes: they must stay as they are.
+type owedAnswer struct {
+	sealed *record.Sealed
+	bytes  []byte
 }
 
 // producerState is what a partition knows of a producer.
@@ -66,9 +74,21 @@ type response struct {
 }
 
 func newSimulation(t *testing.T, partitions int) *simulation {
-	return &simulation{
+	s := &simulation{
 		t: t, partitions: partitions, missing: map[string]bool{}, limits: map[string]int{}, poison: map[int64]bool{},
 		logs: map[string][]int64{}, states: map[string]map[int64]*producerState{},
+	}
+	t.Cleanup(s.checkOwed)
+	return s
+}
+
+func (s *simulation) checkOwed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.owed {
+		if now, err := io.ReadAll(o.sealed.Reader()); err != nil || !bytes.Equal(now, o.bytes) {
+			s.t.Errorf("the bytes of a request without an answer were changed (%v)", err)
+		}
 	}
 }
 
@@ -94,6 +114,10 @@ func (s *simulation) produce(ctx context.Context, topic string, partition int32,
 	if res.err != nil {
 		if res.append {
 			_, _, _ = s.accept(place, topic, req)
+		}
+		if res.lost {
+			raw, _ := io.ReadAll(sealed.Reader())
+			s.owed = append(s.owed, owedAnswer{sealed, raw})
 		}
 		return res.index, !res.lost, res.err
 	}

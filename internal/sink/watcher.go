@@ -19,6 +19,8 @@ const (
 	limitsAge = 30 * time.Second
 	// limitFresh is how old it may be to refuse a record without asking the broker.
 	limitFresh = 2 * time.Second
+	// forgetAfter is how long a topic that is not there is remembered unused.
+	forgetAfter = 10 * time.Minute
 	// connectPatience is how long no broker may answer before a person is called.
 	connectPatience = 30 * time.Second
 )
@@ -139,8 +141,15 @@ func (w *watcher) connection(err error, now time.Time) {
 // topic moves t on according to what the cluster says of it. An error ends
 // the session.
 func (w *watcher) topic(ctx context.Context, t *topic, s topicState) error {
-	if s.err != nil {
-		w.missing(t, s.err)
+	switch {
+	case s.err == nil:
+	case errors.Is(s.err, kafka.TopicAuthorizationFailed):
+		w.missing(t, failTopicDenied(t.name), 0)
+		return nil
+	case errors.Is(s.err, kafka.UnknownTopicOrPartition):
+		w.missing(t, failTopicUnknown(t.name), w.grace)
+		return nil
+	default: // it is being created, or the broker does not know yet
 		return nil
 	}
 	pinned, err := w.pin(ctx, t, s.partitions)
@@ -186,22 +195,22 @@ func (w *watcher) usable(t *topic) bool {
 	return t.state == topicReady
 }
 
-// missing notes that the cluster does not show t, and refuses its events once
-// that has been so for long enough.
-func (w *watcher) missing(t *topic, err error) {
+// missing notes that the cluster does not show t. Once that has been so for
+// the grace time its events are refused, and one that never had partitions is
+// forgotten when nobody asks for it any more: rows can name any number of
+// topics.
+func (w *watcher) missing(t *topic, f event.Failure, grace time.Duration) {
 	q := w.queues
 	q.mu.Lock()
 	now := time.Now()
 	if t.missing.IsZero() {
 		t.missing = now
 	}
-	if t.state != topicRefused {
-		switch {
-		case errors.Is(err, kafka.TopicAuthorizationFailed):
-			q.refuseTopic(t, failTopicDenied(t.name))
-		case now.Sub(t.missing) >= w.grace:
-			q.refuseTopic(t, failTopicUnknown(t.name))
-		}
+	switch {
+	case t.state != topicRefused && now.Sub(t.missing) >= grace:
+		q.refuseTopic(t, f)
+	case t.state == topicRefused && t.partitions == nil && now.Sub(time.UnixMilli(t.asked)) > forgetAfter:
+		delete(q.topics, t.name)
 	}
 	refused := q.takeRefused()
 	q.mu.Unlock()

@@ -179,6 +179,42 @@ func TestTopicDeleted(t *testing.T) {
 	})
 }
 
+// Topics that do not exist are not remembered for ever.
+func TestTopicsAreForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		out := newRecorder()
+		p := startSimulated(t, sim, out, nil)
+		known := func() int {
+			p.queues.mu.Lock()
+			defer p.queues.mu.Unlock()
+			return len(p.queues.topics)
+		}
+		var events []event.Event
+		sim.set(func() {
+			for id := int64(1); id <= 20; id++ {
+				name := fmt.Sprintf("topic-%d", id)
+				sim.missing[name] = true
+				events = append(events, testEvent(name, id, "k", "v"))
+			}
+		})
+		p.Publish(append(events, testEvent("t", 100, "k", "v")))
+		p.Flush()
+		out.settled(t, 21)
+		pass(t, forgetAfter-time.Minute)
+		again := testEvent("topic-1", 21, "k", "v")
+		p.Publish([]event.Event{again})
+		if n := known(); n != 21 {
+			t.Errorf("%d topics are known, want 21", n)
+		}
+		pass(t, 2*time.Minute)
+		if n := known(); n != 2 {
+			t.Errorf("%d topics are known, want the one that exists and the one asked for", n)
+		}
+	})
+}
+
 // Rows may name only topics that the patterns allow, and only valid ones.
 func TestRowTopics(t *testing.T) {
 	t.Parallel()

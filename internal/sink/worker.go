@@ -302,6 +302,7 @@ func (w *worker) refuse(d *delivery, v verdict) {
 	// store it. Only a new producer id is safe then.
 	if d.inDoubt {
 		w.renew = true
+		w.log.Info("a batch was refused that may be in the log already: taking a new producer id")
 	}
 	bad := w.blame(d, v)
 	if bad == nil {

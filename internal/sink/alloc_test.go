@@ -1,0 +1,105 @@
+package sink
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/sink/record"
+)
+
+// nowhere is a cluster that accepts everything at once and keeps nothing.
+type nowhere struct{ partitions int }
+
+func (nowhere) produce(context.Context, string, int32, *record.Sealed) ([]int, bool, error) {
+	return nil, true, nil
+}
+func (nowhere) newProducer(context.Context) (record.Producer, error) {
+	return record.Producer{ID: 1}, nil
+}
+func (nowhere) refresh() {}
+
+func (n nowhere) topics(_ context.Context, names []string) (map[string]topicState, error) {
+	states := map[string]topicState{}
+	for _, name := range names {
+		states[name] = topicState{partitions: n.partitions}
+	}
+	return states, nil
+}
+func (nowhere) maxBytes(context.Context, []string) (map[string]int, error) { return nil, nil }
+func (nowhere) lastHeard() time.Time                                       { return time.Now() }
+
+// counter is an Outcomes that counts and tells when a number is reached.
+type counter struct {
+	open atomic.Int64
+	done chan struct{}
+}
+
+func (c *counter) Acked(refs []event.Ref) {
+	if c.open.Add(-int64(len(refs))) == 0 {
+		c.done <- struct{}{}
+	}
+}
+func (*counter) Refused([]event.Ref, event.Failure) { panic("refused") }
+func (*counter) Trouble(b *fault.Blocked) {
+	if b != nil {
+		panic(b)
+	}
+}
+
+// startNowhere runs a publisher to nowhere; send publishes events in gulps of
+// 250 and waits for all acks.
+func startNowhere(tb testing.TB, partitions int) (send func([]event.Event)) {
+	tb.Helper()
+	out := &counter{done: make(chan struct{}, 1)}
+	n := nowhere{partitions}
+	cfg := testConfig("nowhere")
+	cfg.MetadataTTL = time.Hour // nothing but the events' own work is to be measured
+	p, err := assemble(cfg, testDeps(tb, out), n, n, func() {})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(tb.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	tb.Cleanup(func() { cancel(); <-ended })
+	return func(events []event.Event) {
+		out.open.Store(int64(len(events)))
+		for len(events) > 0 {
+			n := min(250, len(events))
+			p.Publish(events[:n])
+			p.Flush()
+			events = events[n:]
+		}
+		<-out.done
+	}
+}
+
+// From Publish to Acked less than a tenth of an allocation per event: what is
+// allocated is per batch.
+func TestPublishAllocatesPerBatchOnly(t *testing.T) { // not parallel: it counts allocations
+	send := startNowhere(t, 12)
+	events := numbered("t", 3000, 1000)
+	send(events) // resolves the topic
+	send(events) // and the batches get their memory
+	perRun := testing.AllocsPerRun(20, func() { send(events) })
+	if perEvent := perRun / float64(len(events)); perEvent >= 0.1 {
+		t.Errorf("%.3f allocations per event, want less than 0.1", perEvent)
+	} else {
+		t.Logf("%.3f allocations per event", perEvent)
+	}
+}
+
+func BenchmarkPublish(b *testing.B) {
+	send := startNowhere(b, 12)
+	events := numbered("t", 3000, 1000)
+	send(events)
+	b.ReportAllocs()
+	for b.Loop() {
+		send(events)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(events)), "ns/event")
+}
