@@ -120,7 +120,7 @@ func TestReaderProperty(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var stream []byte
-		sizes := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 300), rapid.IntRange(180<<10, 400<<10)), 1, 20).Draw(t, "message sizes")
+		sizes := rapid.SliceOfN(rapid.OneOf(rapid.IntRange(0, 300), rapid.IntRange(180<<10, 400<<10)), 1, 8).Draw(t, "message sizes")
 		for i, size := range sizes {
 			stream = append(stream, waltest.CopyData(bytes.Repeat([]byte{byte(i + 1)}, size))...)
 		}

@@ -286,3 +286,37 @@ func TestRealSlot(t *testing.T) {
 		}
 	})
 }
+
+// The server has removed WAL that the slot needs.
+func TestRealSlotLost(t *testing.T) {
+	t.Parallel()
+	for _, version := range pgtest.Versions {
+		t.Run(fmt.Sprintf("pg%d", version), func(t *testing.T) {
+			t.Parallel()
+			cluster := pgtest.StartCluster(t, version, "max_slot_wal_keep_size = '1MB'", "min_wal_size = '32MB'", "max_wal_size = '32MB'")
+			o := newOutbox(t, cluster.New(t))
+			o.createSlot(t)
+			for range 4 {
+				o.exec(t, "INSERT INTO outbox DEFAULT VALUES")
+				o.exec(t, "SELECT pg_switch_wal()")
+			}
+			eventually(t, "the slot to be lost", func() bool {
+				o.exec(t, "CHECKPOINT")
+				return o.query(t, "SELECT wal_status FROM pg_replication_slots") == "lost"
+			})
+			s := connect(t, o.config(t))
+			defer s.Close()
+			wantBlocked(t, s.Start(t.Context()), "slot.wal_status")
+			if err := s.DropSlot(t.Context()); err != nil {
+				t.Errorf("dropping the lost slot: %v", err)
+			}
+		})
+	}
+}
+
+func TestRealWALLevel(t *testing.T) {
+	t.Parallel()
+	cluster := pgtest.StartCluster(t, 15, "wal_level = replica")
+	_, err := wal.Connect(t.Context(), config(t, cluster.DSN("postgres")))
+	wantBlocked(t, err, "pg.wal_level")
+}

@@ -226,6 +226,30 @@ func TestStreamKeepsBytesBehindTheHandshake(t *testing.T) {
 	s.stopClean(t)
 }
 
+func TestStreamOverTLS(t *testing.T) {
+	t.Parallel()
+	b := &waltest.Builder{}
+	first := b.Transaction(0x100, 0x120, 1, waltest.Row{ID: 1})
+	var backlog []byte
+	for id := range int64(2000) {
+		backlog = append(backlog, b.Transaction(0x200, 0x220, 2, waltest.Row{ID: id + 2, Payload: make([]byte, 1000)})...)
+	}
+	backlog = append(backlog, b.Transaction(0x300, 0x320, 3, waltest.Row{ID: 1, Payload: make([]byte, 1<<20)})...)
+	server := waltest.ServeTLS(t, waltest.SelfSigned(t), waltest.Script{
+		waltest.Login(nil), waltest.Identify(noTimeout),
+		waltest.StartReplication(first),
+		waltest.ExpectConfirmed(0x120),
+		waltest.Send(backlog, first), // the last one must not wait for more to come
+		waltest.ExpectTerminate(0x320),
+	})
+	s := start(t, config(t, server.DSN()))
+	wantBytes(t, first, s.collect(t, len(first)))
+	s.Confirm(0x120)
+	wantBytes(t, append(backlog, first...), s.collect(t, len(backlog)+len(first)))
+	s.Confirm(0x320)
+	s.stopClean(t)
+}
+
 func TestStartupParameters(t *testing.T) {
 	t.Parallel()
 	server := waltest.Serve(t, waltest.Script{
