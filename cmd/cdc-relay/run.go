@@ -37,9 +37,7 @@ func (a *app) runCommand() *cobra.Command {
 			for _, w := range loaded.Warnings {
 				log.Warn(w)
 			}
-			ctx, stop := withSignals(cmd.Context())
-			defer stop()
-			return run(ctx, &loaded.Config, log)
+			return run(cmd.Context(), &loaded.Config, log)
 		},
 	}
 }
