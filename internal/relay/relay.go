@@ -145,9 +145,7 @@ func (r *Relay) term(ctx context.Context) (streamed bool, err error) {
 		return err
 	})
 	err = group.Wait()
-	if !errors.Is(err, fault.ErrFenced) {
-		r.release(parts, tenure)
-	}
+	r.release(parts, tenure)
 	return streamed, err
 }
 
@@ -156,7 +154,7 @@ func (r *Relay) term(ctx context.Context) (streamed bool, err error) {
 func (r *Relay) release(ctx context.Context, tenure Tenure) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
-	if err := tenure.Release(ctx, 0); err != nil {
+	if err := tenure.Release(ctx, 0); err != nil && !errors.Is(err, fault.ErrFenced) {
 		r.log.Warn("releasing the lease", "err", err)
 	}
 }
