@@ -10,11 +10,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
 
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 	"github.com/cdc-relay/cdc-relay/migrations"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func config(t *testing.T, db *pgtest.DB) *pgx.ConnConfig {
 	t.Helper()
