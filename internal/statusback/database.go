@@ -122,14 +122,11 @@ func (d *database) look(ctx context.Context, writes []write) (findings, error) {
 	}
 	var f findings
 	err := d.query(ctx, d.sql.look, append(d.fence(), idArray(writes), xids), func(rows pgx.Rows) error {
-		var row rowState
-		var status *int16
+		var found, visible bool
+		var status pgtype.Int2
 		var due pgtype.Timestamptz
-		_, err := pgx.ForEachRow(rows, []any{&f.leads, &row.found, &row.visible, &status, &due}, func() error {
-			if row.found {
-				row.status, row.due = outbox.Status(*status), dueOf(due)
-			}
-			f.rows = append(f.rows, row)
+		_, err := pgx.ForEachRow(rows, []any{&f.leads, &found, &visible, &status, &due}, func() error {
+			f.rows = append(f.rows, rowState{found: found, visible: visible, status: outbox.Status(status.Int16), due: dueOf(due)})
 			return nil
 		})
 		return err
@@ -179,11 +176,10 @@ func (d *database) connect(ctx context.Context) error {
 		d.conn = conn
 		return nil
 	}
+	d.retryAt = time.Now().Add(d.pause.NextBackOff())
 	if v := verdictOf(err); v == fenced || v == denied {
-		d.retryAt = time.Now().Add(d.pause.NextBackOff())
 		return fmt.Errorf("connecting to write row states: %w", err)
 	}
-	d.retryAt = time.Now().Add(d.pause.NextBackOff())
 	d.log.Warn("connecting to write row states", "err", err)
 	return errLost
 }

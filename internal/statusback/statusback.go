@@ -43,7 +43,7 @@ type Config struct {
 	Interval time.Duration
 }
 
-// Bounds of a configured batch.
+// What a Config left at zero becomes.
 const (
 	defaultBatch    = 2000
 	defaultMaxBatch = 4000
@@ -92,8 +92,8 @@ func New(cfg Config, out Outcomes, log *slog.Logger, m *Metrics) (*Recorder, err
 // block; the bound is what the caller has in flight.
 func (r *Recorder) Sent(refs []event.Ref) { r.box.sent(refs) }
 
-// Park takes failed events over, to be written with their attempt. It does
-// not block.
+// Park takes failed events over, and the slice with them, to be written with
+// their attempt. It does not block.
 func (r *Recorder) Park(parks []event.Park) { r.box.park(parks) }
 
 // Run writes until ctx ends, and then returns nil after the statement in
