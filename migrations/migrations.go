@@ -151,8 +151,8 @@ func Accepted(version int64) error {
 func sessionConfig(conf *pgx.ConnConfig, schema string) *pgx.ConnConfig {
 	conf = conf.Copy()
 	for name, value := range map[string]string{
-		"search_path":          pgx.Identifier{schema}.Sanitize(), // goose names its table without a schema
-		"timezone":             "UTC",                             // goose keeps times without a zone
+		"search_path":          schema, // goose names its table without a schema
+		"timezone":             "UTC",  // goose keeps times without a zone
 		"client_min_messages":  "warning",
 		"statement_timeout":    "0",
 		"lock_timeout":         "5s",

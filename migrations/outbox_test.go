@@ -108,7 +108,7 @@ func TestRequeueTrigger(t *testing.T) {
 		{"due since long", "UPDATE outbox SET next_attempt_at = '2020-01-01' WHERE id = ID", true},
 		{"set again, unchanged", "UPDATE outbox SET next_attempt_at = '2020-01-01' WHERE id = ID", true},
 		{"replica role", "SET LOCAL session_replication_role = replica; UPDATE outbox SET next_attempt_at = now() WHERE id = ID", true},
-		{"hostile search path", "SET LOCAL search_path = evil, public; UPDATE outbox SET next_attempt_at = now() WHERE id = ID", true},
+		{"hostile search path", "SET LOCAL search_path = evil, pg_catalog, public; UPDATE outbox SET next_attempt_at = now() WHERE id = ID", true},
 		{"replayed", "UPDATE outbox SET send_status = 0, next_attempt_at = now() WHERE id = ID AND send_status = 0", true},
 		{"in the future", "UPDATE outbox SET next_attempt_at = now() + interval '1 hour' WHERE id = ID", false},
 		{"held", "UPDATE outbox SET next_attempt_at = 'infinity', commit_lsn = '0/1' WHERE id = ID", false},

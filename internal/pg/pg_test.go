@@ -213,9 +213,6 @@ func TestRefusedLogins(t *testing.T) {
 			{"nobody listens", pg.Options{DSN: "postgres://u:" + planted + "@127.0.0.1:1/d"}, ""},
 			{"no such host", pg.Options{DSN: "postgres://u:" + planted + "@host.invalid/d"}, ""},
 			{"several hosts", pg.Options{DSN: "host=127.0.0.1,localhost port=1,1 user=u password=" + planted}, ""},
-			{"no DSN", pg.Options{DSN: "postgres://u:" + planted + "@[::1/d?x=%zz"}, ""},
-			{"no keywords", pg.Options{DSN: "password='" + planted}, ""},
-			{"no port", pg.Options{DSN: "postgres://u:x/" + planted + "@h:p/d"}, ""},
 		} {
 			t.Run(test.name, func(t *testing.T) {
 				t.Parallel()
@@ -233,6 +230,31 @@ func TestRefusedLogins(t *testing.T) {
 		}
 		conn.Close(context.Background())
 	})
+}
+
+// TestBadDSN: not even the user is repeated, for what is malformed may be
+// anything.
+func TestBadDSN(t *testing.T) {
+	t.Parallel()
+	for _, dsn := range []string{
+		"postgres://somebody:" + planted + "@[::1/d?x=%zz",
+		"user=somebody password='" + planted,
+		"postgres://somebody:x/" + planted + "@h:p/d",
+	} {
+		o := pg.Options{DSN: dsn}
+		_, sqlErr := o.ConnConfig()
+		_, replicationErr := o.ReplicationConfig()
+		_, poolErr := pg.NewPool(t.Context(), o, nil, 1)
+		for _, err := range []error{sqlErr, replicationErr, poolErr} {
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			checkError(t, err, "")
+			if strings.Contains(err.Error(), "somebody") {
+				t.Errorf("the DSN is in: %v", err)
+			}
+		}
+	}
 }
 
 // TestOptionsDoNotPrint their secret, whoever logs them.

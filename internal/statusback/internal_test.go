@@ -148,8 +148,15 @@ func TestMailboxIsDue(t *testing.T) {
 		if at := m.due(cfg); at.After(time.Now()) {
 			t.Errorf("a batch: due at %v, want at once", at.Sub(start))
 		}
-		if writes := m.take(nil); len(writes) != 3 || !m.due(cfg).IsZero() {
+		writes := m.take(nil)
+		if len(writes) != 3 || !m.due(cfg).IsZero() {
 			t.Errorf("took %d, due %v", len(writes), m.due(cfg))
+		}
+		m.sent(make([]event.Ref, 2))
+		other := m.take(writes) // whose buffer is filled next
+		m.sent(make([]event.Ref, 1))
+		if last := m.take(other); len(other) != 2 || len(last) != 1 {
+			t.Errorf("took %d and %d, want 2 and 1", len(other), len(last))
 		}
 	})
 }
