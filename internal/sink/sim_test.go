@@ -38,6 +38,7 @@ type simulation struct {
 	requests   int
 	refreshes  int
 	owed       []owedAnswer
+	values     map[int64]string // by id, of whatever was sent
 }
 
 // owedAnswer is a request without an answer, of which a client may still be
@@ -76,7 +77,7 @@ type response struct {
 func newSimulation(t *testing.T, partitions int) *simulation {
 	s := &simulation{
 		t: t, partitions: partitions, missing: map[string]bool{}, limits: map[string]int{}, poison: map[int64]bool{},
-		logs: map[string][]int64{}, states: map[string]map[int64]*producerState{},
+		logs: map[string][]int64{}, values: map[int64]string{}, states: map[string]map[int64]*producerState{},
 	}
 	t.Cleanup(s.checkOwed)
 	return s
@@ -185,7 +186,9 @@ func (s *simulation) parse(sealed *record.Sealed) request {
 		for _, h := range r.Headers {
 			headers = append(headers, kgo.RecordHeader{Key: h.Key, Value: bytes.Clone(h.Value)})
 		}
-		req.ids = append(req.ids, recordID(s.t, headers))
+		id := recordID(s.t, headers)
+		req.ids = append(req.ids, id)
+		s.set(func() { s.values[id] = string(r.Key) + "=" + string(r.Value) })
 	}
 	return req
 }

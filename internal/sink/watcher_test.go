@@ -116,6 +116,11 @@ func TestTopicComesInTime(t *testing.T) {
 		if got := sim.stored("t", 0); !slices.Equal(got, ids(1, 20)) {
 			t.Errorf("log %v", got)
 		}
+		for i, e := range numbered("t", 20, 3) {
+			if got, want := sim.values[int64(i+1)], string(e.AggregateID)+"="+string(e.Payload); got != want {
+				t.Errorf("event %d was published as %q, want %q", i+1, got, want)
+			}
+		}
 	})
 }
 
@@ -146,6 +151,49 @@ func TestTooMuchWaits(t *testing.T) {
 			})
 		})
 	}
+}
+
+// While the cluster itself is away, nobody knows that a topic is missing.
+func TestNothingIsMissingWhileTheClusterIsAway(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		sim.down = errors.New("connection refused")
+		out := newRecorder()
+		p := startSimulated(t, sim, out, func(c *Config, _ *Deps) { c.WaitingEvents = 10 })
+		p.Publish(numbered("t", 50, 3))
+		p.Flush()
+		pass(t, time.Hour)
+		sim.set(func() { sim.down = nil })
+		out.settled(t, 50)
+		if n := len(out.refusals()); n != 0 {
+			t.Errorf("%d refused", n)
+		}
+	})
+}
+
+// The grace time counts from the last time that the topic was there.
+func TestTopicComesAndGoes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		out := newRecorder()
+		p := startSimulated(t, sim, out, nil)
+		grace := testConfig("").UnknownTopicGrace
+		events := numbered("t", 4, 1)
+		for i := range events {
+			missing := i%2 == 1
+			sim.set(func() { sim.missing["t"] = missing })
+			p.Publish(events[i : i+1])
+			p.Flush()
+			pass(t, grace-time.Second)
+		}
+		sim.set(func() { sim.missing["t"] = false })
+		out.settled(t, 4)
+		if n := len(out.refusals()); n != 0 {
+			t.Errorf("%d refused", n)
+		}
+	})
 }
 
 // A topic that is deleted under way: what is in its queues is refused after
@@ -482,6 +530,7 @@ func TestTooLarge(t *testing.T) {
 				if f := out.refusals()[101]; !strings.Contains(f.Message, "accepts 4000 (") {
 					t.Errorf("message %q does not tell the limit", f.Message)
 				}
+				synctest.Wait()
 				// Raised: the next one passes, although what was read is older.
 				sim.set(func() { sim.limits["t"] = 10_000 })
 				pass(t, limitFresh)

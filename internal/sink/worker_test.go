@@ -36,7 +36,7 @@ func scripted(responses ...response) func(request) response {
 }
 
 // What a broker's answer, or the lack of one, leads to: five events of one
-// partition in one batch, then five more.
+// partition in one batch, then five more, and ten when those are settled.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -46,75 +46,75 @@ func TestAnswers(t *testing.T) {
 		producers int64            // ids asked for
 	}{
 		"accepted": {
-			wantLog: ids(1, 10), producers: 1,
+			wantLog: ids(1, 20), producers: 1,
 		},
 		"not leader twice": {
 			script:  []response{{err: kafka.NotLeaderForPartition}, {err: kafka.NotLeaderForPartition}},
-			wantLog: ids(1, 10), producers: 1,
+			wantLog: ids(1, 20), producers: 1,
 		},
 		"answer lost after the append": {
 			script:  []response{{err: io.EOF, lost: true, append: true}},
-			wantLog: ids(1, 10), producers: 1,
+			wantLog: ids(1, 20), producers: 1,
 		},
 		"time-out before the append": {
 			script:  []response{{err: context.DeadlineExceeded, lost: true}},
-			wantLog: ids(1, 10), producers: 1,
+			wantLog: ids(1, 20), producers: 1,
 		},
 		"replicas late": {
 			script:  []response{{err: kafka.RequestTimedOut, append: true}, {err: kafka.NotEnoughReplicasAfterAppend}},
-			wantLog: ids(1, 10), producers: 1,
+			wantLog: ids(1, 20), producers: 1,
 		},
 		"duplicate sequence": {
 			script:  []response{{err: io.EOF, lost: true, append: true}, {err: kafka.DuplicateSequenceNumber}},
-			wantLog: ids(1, 10), producers: 1,
+			wantLog: ids(1, 20), producers: 1,
 		},
 		"producer state lost": {
 			script:  []response{{err: kafka.OutOfOrderSequenceNumber}, {err: kafka.UnknownProducerId}},
-			wantLog: ids(1, 10), producers: 3,
+			wantLog: ids(1, 20), producers: 3,
 		},
 		"epoch refused": {
 			script:  []response{{err: kafka.InvalidProducerEpoch}},
-			wantLog: ids(1, 10), producers: 2,
+			wantLog: ids(1, 20), producers: 2,
 		},
 		"unknown code": {
 			script:  []response{{err: kafka.Unknown}, {err: kafka.Error(4711)}},
-			wantLog: ids(1, 10), producers: 1,
+			wantLog: ids(1, 20), producers: 1,
 		},
 		"torn batch": {
 			script:  []response{{err: kafka.InvalidMessage}},
-			wantLog: ids(1, 10), producers: 1,
+			wantLog: ids(1, 20), producers: 1,
 		},
 		"two records by index": {
 			script:  []response{{err: kafka.InvalidRecord, index: []int{1, 3}}},
-			wantLog: []int64{1, 3, 5, 6, 7, 8, 9, 10}, producers: 1,
+			wantLog: append([]int64{1, 3, 5, 6, 7, 8, 9, 10, 11, 12}, ids(13, 20)...), producers: 1,
 			refused: map[int64]string{2: "RECORD_INVALID", 4: "RECORD_INVALID"},
 		},
 		"all records by index": {
 			script:  []response{{err: kafka.InvalidTimestamp, index: []int{0, 1, 2, 3, 4}}},
-			wantLog: ids(6, 10), producers: 1,
+			wantLog: ids(6, 20), producers: 1,
 			refused: map[int64]string{
 				1: "TIMESTAMP_INVALID", 2: "TIMESTAMP_INVALID", 3: "TIMESTAMP_INVALID", 4: "TIMESTAMP_INVALID", 5: "TIMESTAMP_INVALID",
 			},
 		},
 		"an index that does not exist": {
 			script:  []response{{err: kafka.InvalidRecord, index: []int{7}}, {}, {}},
-			wantLog: ids(1, 10), producers: 1,
+			wantLog: ids(1, 20), producers: 1,
 		},
 		"policy, by halves": { // 1..5, then 1 2, then 3 4 5, then 3
 			script:  []response{{err: kafka.PolicyViolation}, {}, {err: kafka.PolicyViolation}, {err: kafka.PolicyViolation}},
-			wantLog: []int64{1, 2, 4, 5, 6, 7, 8, 9, 10}, producers: 1,
+			wantLog: append([]int64{1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12}, ids(13, 20)...), producers: 1,
 			refused: map[int64]string{3: "POLICY_VIOLATION"},
 		},
 		"topic name": {
 			script:  []response{{err: kafka.InvalidTopic}},
-			wantLog: ids(6, 10), producers: 1,
+			wantLog: ids(6, 20), producers: 1,
 			refused: map[int64]string{
 				1: "TOPIC_NAME_INVALID", 2: "TOPIC_NAME_INVALID", 3: "TOPIC_NAME_INVALID", 4: "TOPIC_NAME_INVALID", 5: "TOPIC_NAME_INVALID",
 			},
 		},
 		"denied": {
 			script:  []response{{err: kafka.TopicAuthorizationFailed}},
-			wantLog: ids(6, 10), producers: 1,
+			wantLog: ids(6, 20), producers: 1,
 			refused: map[int64]string{
 				1: "TOPIC_DENIED", 2: "TOPIC_DENIED", 3: "TOPIC_DENIED", 4: "TOPIC_DENIED", 5: "TOPIC_DENIED",
 			},
@@ -127,7 +127,7 @@ func TestAnswers(t *testing.T) {
 			script: []response{
 				{err: io.EOF, lost: true, append: true}, {err: kafka.InvalidRecord, index: []int{0, 1, 2, 3, 4}},
 			},
-			wantLog: ids(1, 10), producers: 2,
+			wantLog: ids(1, 20), producers: 2,
 			refused: map[int64]string{
 				1: "RECORD_INVALID", 2: "RECORD_INVALID", 3: "RECORD_INVALID", 4: "RECORD_INVALID", 5: "RECORD_INVALID",
 			},
@@ -136,7 +136,7 @@ func TestAnswers(t *testing.T) {
 			script: []response{
 				{err: kafka.NotEnoughReplicasAfterAppend, append: true}, {err: kafka.InvalidRecord, index: []int{0, 1, 2, 3, 4}},
 			},
-			wantLog: ids(1, 10), producers: 2,
+			wantLog: ids(1, 20), producers: 2,
 			refused: map[int64]string{
 				1: "RECORD_INVALID", 2: "RECORD_INVALID", 3: "RECORD_INVALID", 4: "RECORD_INVALID", 5: "RECORD_INVALID",
 			},
@@ -145,7 +145,7 @@ func TestAnswers(t *testing.T) {
 			script: []response{
 				{err: kafka.NotEnoughReplicas}, {err: kafka.InvalidRecord, index: []int{0, 1, 2, 3}},
 			},
-			wantLog: ids(5, 10), producers: 1,
+			wantLog: ids(5, 20), producers: 1,
 			refused: map[int64]string{1: "RECORD_INVALID", 2: "RECORD_INVALID", 3: "RECORD_INVALID", 4: "RECORD_INVALID"},
 		},
 	} {
@@ -155,13 +155,18 @@ func TestAnswers(t *testing.T) {
 				sim := newSimulation(t, 1)
 				sim.script = scripted(tc.script...)
 				out := newRecorder()
-				p := startSimulated(t, sim, out, nil)
-				p.Publish(numbered("t", 5, 2))
+				p := startSimulated(t, sim, out, func(c *Config, _ *Deps) { c.BatchRecords = 5 })
+				events := numbered("t", 20, 2)
+				p.Publish(events[:5])
 				p.Flush()
 				synctest.Wait()
-				p.Publish(numbered("t", 10, 2)[5:])
+				p.Publish(events[5:10])
 				p.Flush()
 				out.settled(t, 10)
+				synctest.Wait() // what follows takes two batches, and the memory of the first two
+				p.Publish(events[10:])
+				p.Flush()
+				out.settled(t, 20)
 
 				if diff := cmp.Diff(tc.wantLog, sim.stored("t", 0)); diff != "" {
 					t.Errorf("log (-want +got):\n%s", diff)
