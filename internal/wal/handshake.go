@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"sync"
 )
 
 // headerSize is a message's type byte and its length.
@@ -18,8 +19,13 @@ var errStreaming = errors.New("the connection streams: it is no longer pgconn's 
 // message, so that nothing of the stream is left in the driver's buffers when
 // START_REPLICATION has been answered. From then on it refuses to be read:
 // the stream is read from the connection beneath.
+//
+// It may be read by several goroutines: the driver reads in the background
+// when a write is slow, and drains a connection that it gives up.
 type handshake struct {
 	net.Conn
+
+	mu        sync.Mutex
 	header    [headerSize]byte
 	got       int  // bytes of the header that have been read
 	left      int  // bytes of the current message's body that have not
@@ -27,6 +33,8 @@ type handshake struct {
 }
 
 func (h *handshake) Read(p []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if h.left > 0 {
 		n, err := h.Conn.Read(p[:min(len(p), h.left)])
 		h.left -= n

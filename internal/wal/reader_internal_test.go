@@ -5,6 +5,8 @@ import (
 	"context"
 	"io"
 	"net"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -241,6 +243,34 @@ func TestHandshakeStopsAtStream(t *testing.T) {
 		if rest, _ := io.ReadAll(conn); string(rest) != "stream" {
 			t.Errorf("split at %d: the stream begins with %q", at, rest)
 		}
+	}
+}
+
+// The driver reads from two goroutines when it gives a connection up while a
+// write is slow; the race detector once told.
+func TestHandshakeReadByTwo(t *testing.T) {
+	t.Parallel()
+	ready, _ := (&pgproto3.ReadyForQuery{TxStatus: 'I'}).Encode(nil) // cannot fail
+	client, server := net.Pipe()
+	h := &handshake{Conn: client}
+	var got atomic.Int64
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			n, _ := io.Copy(io.Discard, h) // until the pipe is closed
+			got.Add(n)
+		})
+	}
+	const messages = 100
+	for range messages {
+		if _, err := server.Write(ready); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server.Close()
+	readers.Wait()
+	if got.Load() != int64(messages*len(ready)) {
+		t.Errorf("%d bytes arrived, want %d", got.Load(), messages*len(ready))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -195,21 +196,22 @@ func TestRealTakeOver(t *testing.T) {
 	})
 }
 
+// One version is enough: it takes the whole 10 s of patience.
 func TestRealStranger(t *testing.T) {
 	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
-		o := newOutbox(t, db)
-		o.createSlot(t)
-		stranger := o.config(t)
-		stranger.Conn.RuntimeParams["application_name"] = "stranger"
-		holder := start(t, stranger)
-		s := connect(t, o.config(t))
-		defer s.Close()
-		err := s.Start(t.Context())
-		wantBlocked(t, err, "slot.active")
-		holder.stopClean(t)
-		t.Log(err)
-	})
+	o := newOutbox(t, pgtest.New(t, 18))
+	o.createSlot(t)
+	stranger := o.config(t)
+	stranger.Conn.RuntimeParams["application_name"] = "stranger"
+	holder := start(t, stranger)
+	s := connect(t, o.config(t))
+	defer s.Close()
+	err := s.Start(t.Context())
+	wantBlocked(t, err, "slot.active")
+	if !strings.Contains(err.Error(), `application "stranger"`) {
+		t.Errorf("error %q does not name the application", err)
+	}
+	holder.stopClean(t)
 }
 
 func TestRealRefusals(t *testing.T) {

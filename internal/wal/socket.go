@@ -65,6 +65,7 @@ type socket struct {
 	net.Conn
 
 	detached bool
+	closed   bool // after it was detached
 	fd       int
 	in       *bufio.Reader // of fd; gives TLS, which reads little at a time, large reads
 	pace     pace
@@ -178,16 +179,22 @@ func (s *socket) Write(p []byte) (int, error) {
 
 // shutdown ends reads and writes that wait, and all later ones.
 func (s *socket) shutdown() {
-	if s.detached {
+	if s.detached && !s.closed {
 		_ = syscall.Shutdown(s.fd, syscall.SHUT_RDWR) // it may be closed by the peer already
 	}
 }
 
-// Close closes the connection; no read or write may be waiting then.
+// Close closes the connection; once it is detached, no read or write may be
+// waiting then. Closing again does nothing: the number of the file descriptor
+// may be somebody else's by now.
 func (s *socket) Close() error {
 	if !s.detached {
 		return s.Conn.Close()
 	}
+	if s.closed {
+		return nil
+	}
+	s.closed = true
 	return syscall.Close(s.fd)
 }
 

@@ -215,7 +215,8 @@ func (s *Stream) ServerEnd() pglogrepl.LSN { return s.seen.end() }
 // Confirmed returns the position that was last sent to the server.
 func (s *Stream) Confirmed() pglogrepl.LSN { return pglogrepl.LSN(s.confirmed.Load()) }
 
-// Close ends a connection that was not handed to Run.
+// Close ends a connection that is not handed to Run. After Run it does
+// nothing.
 func (s *Stream) Close() {
 	if s.socket != nil {
 		s.socket.shutdown()

@@ -394,6 +394,27 @@ func TestStreamEnds(t *testing.T) {
 	}
 }
 
+// A message as long as a backlog's read, with nothing behind it, must not
+// wait in the buffer for more to come.
+func TestLargeReadWithNothingBehind(t *testing.T) {
+	t.Parallel()
+	b := &waltest.Builder{}
+	script := waltest.Script{waltest.Streaming(noTimeout)}
+	var messages [][]byte
+	for i, size := range []int{33 << 10, 40 << 10, 50 << 10, 60 << 10} {
+		position := pglogrepl.LSN(i + 1)
+		messages = append(messages, b.Transaction(position, position, 1, waltest.Row{ID: 1, Payload: make([]byte, size)}))
+		script = append(script, waltest.Send(messages[i]), waltest.ExpectConfirmed(position))
+	}
+	server := waltest.Serve(t, append(script, waltest.ExpectTerminate(4)))
+	s := start(t, config(t, server.DSN()))
+	for i, message := range messages {
+		wantBytes(t, message, s.collect(t, len(message)))
+		s.Confirm(pglogrepl.LSN(i + 1))
+	}
+	s.stopClean(t)
+}
+
 // ParameterStatus and harmless notices within the stream do not disturb it,
 // even in the middle of a gulp.
 func TestStreamSkipsOtherMessages(t *testing.T) {
