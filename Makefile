@@ -26,7 +26,7 @@ test-unit: ## all tests that need no server, in under a minute
 	@scripts/test.sh unit
 test: lint ## everything, with the race detector, on real PostgreSQL 15 and 18 and Kafka
 	@$(with_stack) pg15 pg18 kafka -- scripts/test.sh all
-bench: ## what the relay and its floors do on this machine (ARGS=...)
+bench: build ## how fast the relay drains a backlog, beside what PostgreSQL alone can do (ARGS=...)
 	@$(with_stack) pg18 kafka -- go run ./bench $(ARGS)
 
 ##@ Servers to work against (PostgreSQL 15 and 18, Kafka; PG="16 17" adds those)
