@@ -212,7 +212,7 @@ CREATE PROCEDURE bench_load(first bigint, n bigint) LANGUAGE plpgsql AS $$
 BEGIN
   FOR x IN first .. first + n - 1 LOOP
     INSERT INTO public.outbox (aggregate_type, aggregate_id, event_type, payload)
-    VALUES ('order', 'order-' || (x * 7919 % 10000), 'order.paid', convert_to(format(
+    VALUES ('order', 'order-' || (x::bigint * 7919 % 10000), 'order.paid', convert_to(format(
       '{"seq": %s, "sku": "%s", "note": "%s", "amount": %s, "status": "PAID", "currency": "EUR", "customer": "%s"}',
       x, md5(x::text), md5((x + 1)::text), 10000 + x % 90000, md5((x + 2)::text)), 'UTF8'));
     COMMIT;
