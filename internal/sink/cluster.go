@@ -66,7 +66,8 @@ func newCluster(cfg *Config) *cluster {
 	}
 }
 
-// close ends all connections, and with them the requests on them.
+// close ends all connections, and with them the requests on them. A request
+// that begins later fails, and leaves something to close again.
 func (c *cluster) close() {
 	c.conns.close()
 	c.transport.CloseIdleConnections()

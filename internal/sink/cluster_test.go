@@ -84,6 +84,26 @@ func TestLeadersMove(t *testing.T) {
 	wantLog(t, addr, "t", ids(1, 1000))
 }
 
+// A move of a leader is found out at once, long before the metadata are due.
+func TestLeaderMoveRefreshesMetadata(t *testing.T) {
+	t.Parallel()
+	fake, addr := newFake(t, kfake.NumBrokers(2), kfake.SeedTopics(1, "t"))
+	if err := fake.MoveTopicPartition("t", 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig(addr)
+	cfg.MetadataTTL = 10 * patience
+	out := newRecorder()
+	p := start(t, cfg, testDeps(t, out))
+	events := numbered("t", 100, 5)
+	publishAll(t, p, out, events[:50])
+	if err := fake.MoveTopicPartition("t", 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	publishAll(t, p, out, events[50:])
+	wantLog(t, addr, "t", ids(1, 100))
+}
+
 // A partition without a leader waits; the others flow.
 func TestNoLeader(t *testing.T) {
 	t.Parallel()

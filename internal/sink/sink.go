@@ -72,7 +72,7 @@ type Publisher struct {
 	sender  *sender
 	watcher *watcher
 	metrics *Metrics
-	close   func() // ends all requests
+	close   func() // ends all requests; may be called again
 }
 
 // New validates cfg and deps. It does no I/O.
@@ -113,8 +113,6 @@ func assemble(cfg Config, deps Deps, b broker, c catalog, end func()) (*Publishe
 // fault.ErrFenced when leadership is gone, or whatever else Permit returned.
 func (p *Publisher) Run(parent context.Context) error {
 	group, ctx := errgroup.WithContext(parent)
-	stop := context.AfterFunc(ctx, p.close)
-	defer stop()
 	p.queues.attach(func(part *partition) {
 		w := newWorker(p.sender, part)
 		group.Go(func() error { return w.run(ctx) })
@@ -123,7 +121,9 @@ func (p *Publisher) Run(parent context.Context) error {
 
 	<-ctx.Done()
 	p.queues.attach(nil)
+	p.close() // ends what is waiting for an answer
 	err := group.Wait()
+	p.close() // and what was begun in that moment
 	p.metrics.setConnected(false)
 	if parent.Err() != nil && !errors.Is(err, fault.ErrFenced) {
 		return nil

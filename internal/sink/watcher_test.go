@@ -263,8 +263,9 @@ func TestTopicsAreForgotten(t *testing.T) {
 	})
 }
 
-// Rows may name only topics that the patterns allow, and only valid ones.
-func TestRowTopics(t *testing.T) {
+// What can be seen to be no record is refused before anything is sent: rows
+// may name only topics that the patterns allow, and only valid ones.
+func TestRefusedBeforeSending(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		sim := newSimulation(t, 1)
@@ -277,14 +278,21 @@ func TestRowTopics(t *testing.T) {
 			events = append(events, e)
 		}
 		long := testEvent(strings.Repeat("x", 250), 7, "k", "v")
-		p.Publish(append(events, long))
+		null := testEvent("t", 8, "k", "")
+		null.PayloadNull = true
+		odd := testEvent("t", 9, "k", "v")
+		odd.Headers = []byte("[]")
+		p.Publish(append(events, long, null, odd))
 		p.Flush()
-		out.settled(t, 7)
+		out.settled(t, 9)
 		codes := map[int64]string{}
 		for id, f := range out.refusals() {
 			codes[id] = f.Code
 		}
-		want := map[int64]string{3: "TOPIC_NOT_ALLOWED", 4: "TOPIC_NOT_ALLOWED", 5: "TOPIC_NAME_INVALID", 7: "TOPIC_NAME_INVALID"}
+		want := map[int64]string{
+			3: "TOPIC_NOT_ALLOWED", 4: "TOPIC_NOT_ALLOWED", 5: "TOPIC_NAME_INVALID", 7: "TOPIC_NAME_INVALID",
+			8: "NULL_PAYLOAD", 9: "HEADERS_INVALID",
+		}
 		if diff := cmp.Diff(want, codes); diff != "" {
 			t.Errorf("refused (-want +got):\n%s", diff)
 		}
