@@ -1,5 +1,3 @@
-// Package outbox is the vocabulary of the outbox table for applications,
-// consumers and tools.
 package outbox
 
 import "strconv"
