@@ -60,6 +60,7 @@ var table = map[string][]string{
 
 	"internal/pg":      {"internal/event", "internal/fault", pgx},
 	"internal/monitor": {"internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, metrics, model},
+	"internal/sampler": {"internal/fault", "internal/pg", "outbox", pglogrepl, pgx, metrics},
 	"internal/config":  {"internal/fault", koanf, yaml},
 
 	"internal/archtest":  {},
