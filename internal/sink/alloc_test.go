@@ -8,6 +8,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/kafkatest"
 	"github.com/cdc-relay/cdc-relay/internal/sink/record"
 )
 
@@ -50,8 +51,7 @@ func (*counter) Trouble(b *fault.Blocked) {
 	}
 }
 
-// startNowhere runs a publisher to nowhere; send publishes events in gulps of
-// 250 and waits for all acks.
+// startNowhere runs a publisher to nowhere; see startCounting.
 func startNowhere(tb testing.TB, partitions int) (send func([]event.Event)) {
 	tb.Helper()
 	out := &counter{done: make(chan struct{}, 1)}
@@ -62,6 +62,13 @@ func startNowhere(tb testing.TB, partitions int) (send func([]event.Event)) {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	return startCounting(tb, p, out)
+}
+
+// startCounting runs p; send publishes events in gulps of 250 and waits for
+// all acks.
+func startCounting(tb testing.TB, p *Publisher, out *counter) (send func([]event.Event)) {
+	tb.Helper()
 	ctx, cancel := context.WithCancel(tb.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
@@ -102,4 +109,24 @@ func BenchmarkPublish(b *testing.B) {
 		send(events)
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(events)), "ns/event")
+}
+
+// BenchmarkPublishToBroker is the same with a real broker behind it.
+func BenchmarkPublishToBroker(b *testing.B) {
+	addr := kafkatest.Broker(b)
+	topic := kafkatest.Name(b)
+	kafkatest.Create(b, addr, topic, 12, nil)
+	out := &counter{done: make(chan struct{}, 1)}
+	p, err := New(testConfig(addr), testDeps(b, out))
+	if err != nil {
+		b.Fatal(err)
+	}
+	send := startCounting(b, p, out)
+	events := numbered(topic, 30_000, 1000)
+	send(events)
+	b.ReportAllocs()
+	for b.Loop() {
+		send(events)
+	}
+	b.ReportMetric(float64(b.N*len(events))/b.Elapsed().Seconds(), "events/s")
 }

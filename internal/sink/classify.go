@@ -81,7 +81,7 @@ var codes = map[kafka.Error]verdict{
 	// Known by its sequence to be in the log already.
 	kafka.DuplicateSequenceNumber: {class: classDone},
 
-	// Whether a topic is gone for good is decided by time: see checkTopics.
+	// Whether a topic is gone for good is decided by time: see watcher.missing.
 	kafka.UnknownTopicOrPartition: {class: classBroker, refresh: true},
 	kafka.LeaderNotAvailable:      {class: classBroker, refresh: true},
 	kafka.BrokerNotAvailable:      {class: classBroker, refresh: true},
@@ -150,9 +150,9 @@ func classifyLocal(err error) verdict {
 	switch {
 	case isTLS(err):
 		v.blocked = checkConnect
-	case errors.Is(err, protocol.ErrNoTopic), errors.Is(err, protocol.ErrNoPartition), errors.Is(err, protocol.ErrNoLeader):
+	case isUnrouted(err):
 		// The request found no broker to go to. The cause may be a dead
-		// broker or a wrong password as well: see checkConnection.
+		// broker or a wrong password as well: the watcher finds out.
 	case errors.Is(err, syscall.ECONNREFUSED), isDial(err), errors.Is(err, errClosed):
 		// There was no connection to send anything on.
 	default:
@@ -161,6 +161,13 @@ func classifyLocal(err error) verdict {
 		v.appended = true
 	}
 	return v
+}
+
+// isUnrouted reports whether the client knew no broker to send a request to.
+func isUnrouted(err error) bool {
+	var topic *protocol.TopicError
+	var partition *protocol.TopicPartitionError
+	return errors.As(err, &topic) || errors.As(err, &partition)
 }
 
 func isTLS(err error) bool {

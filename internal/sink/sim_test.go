@@ -27,6 +27,7 @@ type simulation struct {
 	mu         sync.Mutex
 	partitions int                    // of every topic
 	missing    map[string]bool        // topics that do not exist
+	hidden     map[string]error       // topics about which the metadata tell just this
 	limits     map[string]int         // max.message.bytes, as read and as enforced
 	down       error                  // what any request for metadata meets
 	script     func(request) response // nil: everything is accepted
@@ -76,7 +77,7 @@ type response struct {
 
 func newSimulation(t *testing.T, partitions int) *simulation {
 	s := &simulation{
-		t: t, partitions: partitions, missing: map[string]bool{}, limits: map[string]int{}, poison: map[int64]bool{},
+		t: t, partitions: partitions, missing: map[string]bool{}, hidden: map[string]error{}, limits: map[string]int{}, poison: map[int64]bool{},
 		logs: map[string][]int64{}, values: map[int64]string{}, states: map[string]map[int64]*producerState{},
 	}
 	t.Cleanup(s.checkOwed)
@@ -220,6 +221,9 @@ func (s *simulation) topics(_ context.Context, names []string) (map[string]topic
 		states[name] = topicState{partitions: s.partitions}
 		if s.missing[name] {
 			states[name] = topicState{err: kafka.UnknownTopicOrPartition}
+		}
+		if err := s.hidden[name]; err != nil {
+			states[name] = topicState{err: err}
 		}
 	}
 	return states, nil

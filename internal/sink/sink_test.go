@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
@@ -228,6 +229,22 @@ func numbered(topic string, n, keys int) []event.Event {
 		events[i] = testEvent(topic, id, "key-"+strconv.Itoa(i%keys), strconv.FormatInt(id, 10))
 	}
 	return events
+}
+
+// recordID is the row id that a record carries.
+func recordID(t *testing.T, headers []kgo.RecordHeader) int64 {
+	t.Helper()
+	for _, h := range headers {
+		if h.Key == "cdcr-id" {
+			id, err := strconv.ParseInt(string(h.Value), 10, 64)
+			if err != nil {
+				t.Fatalf("header cdcr-id: %v", err)
+			}
+			return id
+		}
+	}
+	t.Fatal("a record has no header cdcr-id")
+	return 0
 }
 
 // logIDs reads the ids in the log, and checks that each key's are in order.

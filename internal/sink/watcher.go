@@ -142,7 +142,7 @@ func (w *watcher) connection(err error, now time.Time) {
 // the session.
 func (w *watcher) topic(ctx context.Context, t *topic, s topicState) error {
 	switch {
-	case s.err == nil:
+	case s.err == nil && s.partitions > 0:
 	case errors.Is(s.err, kafka.TopicAuthorizationFailed):
 		w.missing(t, failTopicDenied(t.name), 0)
 		return nil

@@ -117,7 +117,9 @@ func TestTopicComesInTime(t *testing.T) {
 			t.Errorf("log %v", got)
 		}
 		for i, e := range numbered("t", 20, 3) {
-			if got, want := sim.values[int64(i+1)], string(e.AggregateID)+"="+string(e.Payload); got != want {
+			var got string
+			sim.set(func() { got = sim.values[int64(i+1)] })
+			if want := string(e.AggregateID) + "=" + string(e.Payload); got != want {
 				t.Errorf("event %d was published as %q, want %q", i+1, got, want)
 			}
 		}
@@ -223,6 +225,31 @@ func TestTopicDeleted(t *testing.T) {
 		out.settled(t, 30)
 		if n := len(out.ackedIDs()); n != 20 {
 			t.Errorf("%d acked, want 20", n)
+		}
+	})
+}
+
+// Metadata that deny a topic refuse its events at once; metadata that do not
+// know yet leave them waiting.
+func TestHiddenTopics(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		sim.hidden["denied"] = kafka.TopicAuthorizationFailed
+		sim.hidden["coming"] = kafka.LeaderNotAvailable
+		out := newRecorder()
+		p := startSimulated(t, sim, out, nil)
+		p.Publish([]event.Event{testEvent("denied", 1, "k", "v"), testEvent("coming", 2, "k", "v")})
+		p.Flush()
+		synctest.Wait()
+		if got := out.refusals(); len(got) != 1 || got[1].Code != "TOPIC_DENIED" {
+			t.Errorf("refused %v, want event 1 as TOPIC_DENIED", got)
+		}
+		pass(t, time.Hour)
+		sim.set(func() { clear(sim.hidden) })
+		out.settled(t, 2)
+		if got := out.ackedIDs(); !slices.Equal(got, []int64{2}) {
+			t.Errorf("acked %v, want event 2", got)
 		}
 	})
 }
@@ -378,177 +405,4 @@ func TestFencedWhilePinning(t *testing.T) {
 			t.Errorf("Run = %v, want fault.ErrFenced", err)
 		}
 	})
-}
-
-// That no broker answers is for a person after 30 seconds; a refused login or
-// certificate at once.
-func TestConnectionTrouble(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		err    error
-		after  time.Duration
-		remedy string
-	}{
-		"nobody there":   {errors.New("connection refused"), 30 * time.Second, "kafka.brokers"},
-		"wrong password": {kafka.SASLAuthenticationFailed, 0, "kafka.sasl"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				sim := newSimulation(t, 1)
-				sim.down = tc.err
-				out := newRecorder()
-				startSimulated(t, sim, out, nil)
-				if tc.after > 0 {
-					pass(t, tc.after-time.Second)
-					if got := out.troubles(); len(got) > 0 {
-						t.Fatalf("troubles %v before %v", got, tc.after)
-					}
-					pass(t, 2*time.Second)
-				}
-				synctest.Wait()
-				if diff := cmp.Diff([]string{"kafka.connect"}, out.troubles()); diff != "" {
-					t.Fatalf("troubles (-want +got):\n%s", diff)
-				}
-				if got := out.trouble[0].Remedy; !strings.Contains(got, tc.remedy) {
-					t.Errorf("remedy %q does not name %s", got, tc.remedy)
-				}
-				sim.set(func() { sim.down = nil })
-				pass(t, time.Second)
-				synctest.Wait()
-				if diff := cmp.Diff([]string{"kafka.connect", ""}, out.troubles()); diff != "" {
-					t.Errorf("troubles (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
-}
-
-// An answer that only a person can change is reported and tried again; the
-// first success ends the trouble.
-func TestBatchTrouble(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		code  kafka.Error
-		tries int // before it is reported
-		want  string
-	}{
-		"no right to the cluster": {kafka.ClusterAuthorizationFailed, 1, "kafka.acl"},
-		"request refused":         {kafka.InvalidRequest, 1, "kafka.connect"},
-		"torn three times":        {kafka.InvalidMessage, 3, "kafka.connect"},
-		"unknown, persistent":     {kafka.Unknown, 10, "kafka.connect"},
-		"transaction state":       {kafka.InvalidTransactionState, 1, "kafka.identity"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				sim := newSimulation(t, 1)
-				out := newRecorder()
-				sim.script = func(r request) response {
-					if got := out.troubles(); r.n < tc.tries && len(got) > 0 {
-						t.Errorf("reported after %d tries, want %d", r.n, tc.tries)
-					}
-					if r.n <= tc.tries {
-						return response{err: tc.code}
-					}
-					return response{}
-				}
-				p := startSimulated(t, sim, out, nil)
-				p.Publish(numbered("t", 1, 1))
-				p.Flush()
-				out.settled(t, 1)
-				if diff := cmp.Diff([]string{tc.want, ""}, out.troubles()); diff != "" {
-					t.Errorf("troubles (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
-}
-
-// The oldest of several troubles stands until it is over.
-func TestSeveralTroubles(t *testing.T) {
-	t.Parallel()
-	out := newRecorder()
-	tr := &troubles{outcomes: out}
-	first := &fault.Blocked{Reason: "kafka.acl", What: "a", Remedy: "b"}
-	second := &fault.Blocked{Reason: "kafka.partitions", What: "a", Remedy: "b"}
-	tr.clear("one")
-	tr.set("one", first)
-	tr.set("two", second)
-	tr.set("one", first) // said already
-	tr.clear("one")
-	tr.clear("one")
-	tr.clear("two")
-	if diff := cmp.Diff([]string{"kafka.acl", "kafka.partitions", ""}, out.troubles()); diff != "" {
-		t.Errorf("troubles (-want +got):\n%s", diff)
-	}
-}
-
-// A record beyond the topic's limit is refused without a request while the
-// limit is known to be as it was; the others of its batch are published.
-func TestTooLarge(t *testing.T) {
-	t.Parallel()
-	large := strings.Repeat("x", 4000)
-	for name, bad := range map[string][]int64{
-		"first": {1}, "last": {6}, "two adjacent": {3, 4}, "all": ids(1, 6), "none": nil,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				sim := newSimulation(t, 1)
-				out := newRecorder()
-				p := startSimulated(t, sim, out, nil)
-				p.Publish([]event.Event{testEvent("t", 100, "k", "v")})
-				p.Flush()
-				out.settled(t, 1)
-				sim.set(func() { sim.limits["t"] = 4000 }) // lowered, and not read yet
-				var events []event.Event
-				var good []int64
-				for id := int64(1); id <= 6; id++ {
-					value := "small"
-					if slices.Contains(bad, id) {
-						value = large
-					} else {
-						good = append(good, id)
-					}
-					events = append(events, testEvent("t", id, "k", value))
-				}
-				p.Publish(events)
-				p.Flush()
-				out.settled(t, 7)
-				if got, want := sim.stored("t", 0), append([]int64{100}, good...); !slices.Equal(got, want) {
-					t.Errorf("log %v, want %v", got, want)
-				}
-				for _, id := range bad {
-					if f := out.refusals()[id]; f.Code != "RECORD_TOO_LARGE" || !f.Permanent {
-						t.Errorf("event %d: %+v", id, f)
-					}
-				}
-				if len(bad) == 0 {
-					return
-				}
-				synctest.Wait() // the limit is read again after a refusal
-				before := sim.sent()
-				p.Publish([]event.Event{testEvent("t", 101, "k", large)})
-				p.Flush()
-				out.settled(t, 8)
-				if sent := sim.sent() - before; sent != 0 {
-					t.Errorf("%d requests for a record that is known to be too large", sent)
-				}
-				if f := out.refusals()[101]; !strings.Contains(f.Message, "accepts 4000 (") {
-					t.Errorf("message %q does not tell the limit", f.Message)
-				}
-				synctest.Wait()
-				// Raised: the next one passes, although what was read is older.
-				sim.set(func() { sim.limits["t"] = 10_000 })
-				pass(t, limitFresh)
-				p.Publish([]event.Event{testEvent("t", 102, "k", large)})
-				p.Flush()
-				out.settled(t, 9)
-				if f, refused := out.refusals()[102]; refused {
-					t.Errorf("refused by an old limit: %+v", f)
-				}
-			})
-		})
-	}
 }
