@@ -69,7 +69,7 @@ func writeOversize(b *harness.Bed, n int) map[int64]bool {
 	known := b.History.Len()
 	b.Insert(rows...)
 	refused := map[int64]bool{}
-	for _, e := range b.History.Events()[known:] {
+	for _, e := range b.History.Since(known) {
 		refused[e.ID] = true
 	}
 	return refused

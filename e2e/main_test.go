@@ -20,6 +20,7 @@ func onBroker(t *testing.T, test func(t *testing.T, db *pgtest.DB, broker *harne
 	broker := harness.StartBroker(t)
 	for _, version := range pgtest.Versions {
 		t.Run(fmt.Sprintf("pg%d", version), func(t *testing.T) {
+			broker.EnsureUp() // a failed test may have left it down
 			test(t, pgtest.New(t, version), broker)
 		})
 	}

@@ -282,10 +282,11 @@ func (b *Bed) WaitSeconds(seconds int) {
 	})
 }
 
-// InsertOne inserts one row in a transaction of its own and returns its id.
+// InsertOne inserts one row in a transaction of its own and returns its id. No
+// other load may run.
 func (b *Bed) InsertOne(row load.Row) int64 {
 	b.t.Helper()
+	known := b.History.Len()
 	b.Insert(row)
-	events := b.History.Events()
-	return events[len(events)-1].ID
+	return b.History.Since(known)[0].ID
 }

@@ -126,6 +126,14 @@ func (b *Broker) Start() {
 	}, func() string { return proc.Tail(20) })
 }
 
+// EnsureUp starts the broker if it is down.
+func (b *Broker) EnsureUp() {
+	b.t.Helper()
+	if b.proc.Exited() {
+		b.Start()
+	}
+}
+
 // Stop ends the broker cleanly and waits for its end.
 func (b *Broker) Stop() {
 	b.t.Helper()
@@ -177,18 +185,24 @@ func freeAddr(t testing.TB) string {
 // test, not to measure anything.
 const patience = 90 * time.Second
 
-// poll asks for a condition every few milliseconds until it holds.
+// poll asks for a condition until it holds, every few milliseconds, and less
+// often if the question itself takes its time.
 func poll(t testing.TB, what string, condition func() bool, state func() string) {
 	t.Helper()
+	const often = 10 * time.Millisecond
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
+	for {
+		start := time.Now()
+		if condition() {
+			return
+		}
+		pause := time.NewTimer(max(often, 3*time.Since(start)))
 		select {
 		case <-deadline.C:
+			pause.Stop()
 			t.Fatalf("waited %v for %s; state:\n%s", patience, what, state())
-		case <-tick.C:
+		case <-pause.C:
 		}
 	}
 }

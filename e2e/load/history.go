@@ -61,10 +61,13 @@ func (h *History) Transactions() (committed, rolledBack int) {
 }
 
 // Events returns a copy of all events.
-func (h *History) Events() []check.Event {
+func (h *History) Events() []check.Event { return h.Since(0) }
+
+// Since returns a copy of the events after the first n.
+func (h *History) Since(n int) []check.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.Clone(h.events)
+	return slices.Clone(h.events[n:])
 }
 
 // Len is the number of events.
