@@ -19,8 +19,8 @@ import (
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
-// write executes a call in a transaction of its own and commits it, unless
-// the call or fail returns an error.
+// write makes a call in a transaction of its own, which it commits if the call
+// returns no error.
 type write func(ctx context.Context, w *outbox.Writer, events ...outbox.Event) ([]outbox.ID, error)
 
 func writePgx(conn *pgx.Conn) write {
@@ -127,7 +127,7 @@ func TestEventsBecomeRows(t *testing.T) {
 		full.Topic, full.ContentType = "a.b", `text/plain; charset="utf-8"`
 		full.Headers = map[string]string{"tenant": `own "\` + "\n\x01<&>\u2028"}
 		tombstone.Payload, tombstone.Tombstone, tombstone.EventType = nil, true, "NULL"
-		empty.Payload, empty.EventType = []byte{}, ""+"{}"
+		empty.Payload, empty.EventType = []byte{}, "{}"
 		plain.EventType = `\`
 
 		ids, err := write(t.Context(), w, full, tombstone, empty, plain)
@@ -150,48 +150,68 @@ func TestEventsBecomeRows(t *testing.T) {
 	})
 }
 
-// A hundred thousand events are one statement, and keep their order.
+// More events than a statement may have parameters are one statement, and keep
+// their order.
 func TestManyEvents(t *testing.T) {
 	t.Parallel()
-	eachDriver(t, func(t *testing.T, conn *pgx.Conn, write write) {
-		aggregate := t.Name()
-		events := make([]outbox.Event, 100_000)
-		for i := range events {
-			events[i] = outbox.Event{AggregateType: "many", AggregateID: aggregate, EventType: "e", Payload: fmt.Append(nil, i)}
-		}
-		ids, err := write(t.Context(), newWriter(t), events...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		// The transaction's rows in the order in which the stream delivers them.
-		got, err := pgx.CollectRows(must(conn.Query(t.Context(),
-			"SELECT event_id, payload FROM outbox WHERE aggregate_id = $1 ORDER BY ctid", aggregate)), pgx.RowToStructByPos[struct {
-			ID      outbox.ID
-			Payload []byte
-		}])
-		if err != nil || len(got) != len(events) || len(ids) != len(events) {
-			t.Fatalf("%d rows, %d ids, %v", len(got), len(ids), err)
-		}
-		for i, row := range got {
-			if row.ID != ids[i] || !bytes.Equal(row.Payload, events[i].Payload) {
-				t.Fatalf("row %d is %v %s", i, row.ID, row.Payload)
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		db.Migrate(t, "public")
+		conn := db.Conn(t)
+		t.Run("pgx", func(t *testing.T) { writeMany(t, conn, writePgx(conn)) })
+		t.Run("database/sql", func(t *testing.T) {
+			pool, err := sql.Open("pgx", db.DSN)
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
-		var outOfOrder, transactions int
-		err = conn.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE id <= before), count(DISTINCT xmin::text)
-			FROM (SELECT id, lag(id) OVER (ORDER BY ctid) AS before, xmin FROM outbox WHERE aggregate_id = $1) r`, aggregate).
-			Scan(&outOfOrder, &transactions)
-		if err != nil || outOfOrder != 0 || transactions != 1 {
-			t.Errorf("%d rows out of order, %d transactions, %v", outOfOrder, transactions, err)
-		}
+			defer pool.Close()
+			writeMany(t, conn, writeSQL(pool))
+		})
 	})
 }
 
-func must[T any](value T, err error) T {
-	if err != nil {
-		panic(err)
+func writeMany(t *testing.T, conn *pgx.Conn, write write) {
+	events := make([]outbox.Event, 100_000)
+	for i := range events {
+		events[i] = outbox.Event{AggregateType: "many", AggregateID: t.Name(), EventType: "e", Payload: fmt.Append(nil, i)}
 	}
-	return value
+	ids, err := write(t.Context(), newWriter(t), events...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Where rows were put tells the order in which the stream delivers them.
+	result, err := conn.Query(t.Context(), `SELECT event_id, payload, id > lag(id, 1, 0) OVER (ORDER BY ctid), xmin::text
+		FROM outbox WHERE aggregate_id = $1 ORDER BY ctid`, t.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := pgx.CollectRows(result, pgx.RowToStructByPos[struct {
+		ID          outbox.ID
+		Payload     []byte
+		Ascends     bool
+		Transaction string
+	}])
+	if err != nil || len(got) != len(events) || len(ids) != len(events) {
+		t.Fatalf("%d rows, %d ids, %v", len(got), len(ids), err)
+	}
+	for i, row := range got {
+		if row.ID != ids[i] || !bytes.Equal(row.Payload, events[i].Payload) || !row.Ascends || row.Transaction != got[0].Transaction {
+			t.Fatalf("row %d is %+v", i, row)
+		}
+	}
+}
+
+// Empty is not null, even where no other event of the call has a payload.
+func TestAnEmptyPayloadIsNoTombstone(t *testing.T) {
+	t.Parallel()
+	eachDriver(t, func(t *testing.T, conn *pgx.Conn, write write) {
+		ids, err := write(t.Context(), newWriter(t), valid(func(e *outbox.Event) { e.Payload = []byte{} }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rows := rowsOf(t, conn, "event_id = '"+ids[0].String()+"'"); len(rows) != 1 || rows[0].Payload == nil {
+			t.Errorf("rows: %+v", rows)
+		}
+	})
 }
 
 // The largest payload that the Writer accepts, the table accepts.

@@ -44,6 +44,16 @@ type rows struct {
 	payloads []byte
 }
 
+func newRows(events []Event) *rows {
+	size := 0
+	for i := range events {
+		size += len(events[i].Payload)
+	}
+	// Never nil: a driver would send NULL, and an empty payload cut from it
+	// would be a tombstone.
+	return &rows{payloads: make([]byte, 0, size)}
+}
+
 const defaultContentType = "application/json" // the table's default too
 
 // add appends a valid event with its id and its encoded headers.

@@ -116,7 +116,7 @@ func (w *Writer) prepare(ctx context.Context, events []Event) ([]ID, *rows, erro
 	if err != nil {
 		return nil, nil, err
 	}
-	rows := new(rows)
+	rows := newRows(events)
 	for i := range events {
 		rows.add(ids[i], &events[i], headers[i])
 	}
