@@ -15,7 +15,7 @@ import (
 // nowhere is a cluster that accepts everything at once and keeps nothing.
 type nowhere struct{ partitions int }
 
-func (nowhere) produce(context.Context, string, int32, *record.Sealed) ([]int, bool, error) {
+func (nowhere) produce(context.Context, *partition, *record.Sealed, func() error) ([]int, bool, error) {
 	return nil, true, nil
 }
 func (nowhere) newProducer(context.Context) (record.Producer, error) {

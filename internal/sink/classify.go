@@ -148,6 +148,8 @@ func classify(err error) verdict {
 func classifyLocal(err error) verdict {
 	v := verdict{class: classBroker, refresh: true}
 	switch {
+	case errors.Is(err, errNotPermitted):
+		v.refresh = false // nothing was sent, and Kafka is not to blame
 	case isTLS(err):
 		v.blocked = checkConnect
 	case isUnrouted(err):

@@ -101,6 +101,7 @@ func TestClassifyLocal(t *testing.T) {
 		"no topic":            {protocol.NewErrNoTopic("t"), nothingSent},
 		"no partition":        {protocol.NewErrNoPartition("t", 1), nothingSent},
 		"no leader":           {protocol.NewErrNoLeader("t", 1), nothingSent},
+		"not permitted":       {errNotPermitted, verdict{class: classBroker}},
 		"an empty answer":     {protocol.ErrNoTopic, maybeSent},
 		"refused":             {opError("dial", os.NewSyscallError("connect", syscall.ECONNREFUSED)), nothingSent},
 		"no route":            {opError("dial", os.NewSyscallError("connect", syscall.EHOSTUNREACH)), nothingSent},

@@ -3,6 +3,7 @@ package sink
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"slices"
 	"strconv"
@@ -21,9 +22,10 @@ type broker interface {
 	// produce sends a batch once, acks=all. The error is nil, the broker's
 	// answer (answered is true) or what kept the answer away. offenders are
 	// the indexes of the records that the broker names as the cause. The
-	// context must have no cancellation, only a deadline: a request that was
-	// handed over cannot be taken back.
-	produce(ctx context.Context, topic string, partition int32, batch *record.Sealed) (offenders []int, answered bool, err error)
+	// context must not be cancelled: a request that was handed over cannot be
+	// taken back. ready asks, when a connection has been found and the bytes are
+	// about to be written, whether they still may be: an error keeps them here.
+	produce(ctx context.Context, to *partition, batch *record.Sealed, ready func() error) (offenders []int, answered bool, err error)
 	// newProducer asks for a new producer id, without a transactional id.
 	newProducer(ctx context.Context) (record.Producer, error)
 	// refresh makes the next request fetch metadata first. It may do nothing
@@ -73,12 +75,12 @@ func (c *cluster) close() {
 	c.transport.CloseIdleConnections()
 }
 
-func (c *cluster) produce(ctx context.Context, topic string, partition int32, batch *record.Sealed) ([]int, bool, error) {
+func (c *cluster) produce(ctx context.Context, to *partition, batch *record.Sealed, ready func() error) ([]int, bool, error) {
 	res, err := c.client.RawProduce(ctx, &kafka.RawProduceRequest{
-		Topic:        topic,
-		Partition:    int(partition),
+		Topic:        to.topic.name,
+		Partition:    int(to.number),
 		RequiredAcks: kafka.RequireAll,
-		RawRecords:   protocol.RawRecordSet{Reader: batch.Reader()},
+		RawRecords:   protocol.RawRecordSet{Reader: &gatedReader{ready: ready, batch: batch.Reader()}},
 	})
 	if err != nil {
 		return nil, false, err
@@ -89,6 +91,28 @@ func (c *cluster) produce(ctx context.Context, topic string, partition int32, ba
 	}
 	slices.Sort(offenders)
 	return offenders, true, res.Error
+}
+
+// gatedReader yields a batch if it still may be sent. The client reads it when
+// it has a connection, and writes nothing when the reading fails.
+type gatedReader struct {
+	ready func() error
+	batch io.Reader
+}
+
+func (r *gatedReader) Read(p []byte) (int, error) {
+	if err := r.ready(); err != nil {
+		return 0, err
+	}
+	return r.batch.Read(p)
+}
+
+// WriteTo is what the client calls: once, for the whole batch.
+func (r *gatedReader) WriteTo(w io.Writer) (int64, error) {
+	if err := r.ready(); err != nil {
+		return 0, err
+	}
+	return io.Copy(w, r.batch)
 }
 
 func (c *cluster) newProducer(ctx context.Context) (record.Producer, error) {

@@ -94,7 +94,11 @@ func (s *simulation) checkOwed() {
 	}
 }
 
-func (s *simulation) produce(ctx context.Context, topic string, partition int32, sealed *record.Sealed) ([]int, bool, error) {
+func (s *simulation) produce(ctx context.Context, to *partition, sealed *record.Sealed, ready func() error) ([]int, bool, error) {
+	if err := ready(); err != nil {
+		return nil, false, err
+	}
+	topic, partition := to.topic.name, to.number
 	req := s.parse(sealed)
 	req.partition = partition
 	s.mu.Lock()

@@ -60,7 +60,9 @@ type Deps struct {
 	Pins     Pins
 	// Permit is called before each produce request. It returns nil when the
 	// relay may publish, waits while that is uncertain, and returns an error
-	// (fault.ErrFenced) when leadership is gone.
+	// (fault.ErrFenced) when leadership is gone. It is called once more, with
+	// a context that has ended, when the request is about to be written: then
+	// it must not wait, and return nil only if the relay may publish.
 	Permit  func(context.Context) error
 	Metrics *Metrics
 	Log     *slog.Logger

@@ -165,7 +165,7 @@ func TestNothingIsMissingWhileTheClusterIsAway(t *testing.T) {
 		p := startSimulated(t, sim, out, func(c *Config, _ *Deps) { c.WaitingEvents = 10 })
 		p.Publish(numbered("t", 50, 3))
 		p.Flush()
-		pass(t, time.Hour)
+		pass(t, 2*time.Minute)
 		sim.set(func() { sim.down = nil })
 		out.settled(t, 50)
 		if n := len(out.refusals()); n != 0 {
@@ -245,7 +245,7 @@ func TestHiddenTopics(t *testing.T) {
 		if got := out.refusals(); len(got) != 1 || got[1].Code != "TOPIC_DENIED" {
 			t.Errorf("refused %v, want event 1 as TOPIC_DENIED", got)
 		}
-		pass(t, time.Hour)
+		pass(t, 2*time.Minute)
 		sim.set(func() { clear(sim.hidden) })
 		out.settled(t, 2)
 		if got := out.ackedIDs(); !slices.Equal(got, []int64{2}) {
@@ -359,7 +359,7 @@ func TestFewerPartitionsThanPinned(t *testing.T) {
 		p := startSimulated(t, sim, out, func(_ *Config, d *Deps) { d.Pins = &scriptedPins{pinned: 3} })
 		p.Publish(numbered("t", 6, 6))
 		p.Flush()
-		pass(t, time.Hour)
+		pass(t, 2*time.Minute)
 		if diff := cmp.Diff([]string{"kafka.partitions"}, out.troubles()); diff != "" {
 			t.Errorf("troubles (-want +got):\n%s", diff)
 		}

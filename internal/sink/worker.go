@@ -2,6 +2,7 @@ package sink
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -28,16 +29,30 @@ type sender struct {
 	permit     func(context.Context) error
 	metrics    *Metrics
 	log        *slog.Logger
-	requests   chan struct{} // a slot per produce request in flight
+	requests   chan struct{}   // a slot per produce request in flight
+	noWait     context.Context // has ended: whoever is asked with it must not wait
 }
 
+var errNotPermitted = errors.New("the permit to publish ran out while a connection was made")
+
 func newSender(cfg *Config, deps Deps, b broker, q *queues, t *troubles) *sender {
+	noWait, end := context.WithCancel(context.Background())
+	end()
 	return &sender{
 		cfg: cfg, broker: b, queues: q, troubles: t,
 		identities: newIdentities(cfg.Identity, b, deps.Metrics, deps.Log),
 		outcomes:   deps.Outcomes, permit: deps.Permit, metrics: deps.Metrics, log: deps.Log,
-		requests: make(chan struct{}, cfg.MaxRequests),
+		requests: make(chan struct{}, cfg.MaxRequests), noWait: noWait,
 	}
+}
+
+// ready reports whether a request may be written at this moment (I9). Between
+// the permit and that moment a connection may have had to be made.
+func (s *sender) ready() error {
+	if s.permit(s.noWait) != nil {
+		return errNotPermitted
+	}
+	return nil
 }
 
 // worker publishes the batches of one partition, one after the other.
@@ -166,7 +181,7 @@ func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
 		return verdict{}, err
 	}
 	start := time.Now()
-	offenders, answered, err := w.broker.produce(context.WithoutCancel(ctx), w.part.topic.name, w.part.number, d.sealed)
+	offenders, answered, err := w.broker.produce(context.WithoutCancel(ctx), w.part, d.sealed, w.ready)
 	<-w.requests
 	w.metrics.attempted(time.Since(start), answered)
 	d.tries++

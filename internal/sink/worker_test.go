@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kfake"
 	"pgregory.net/rapid"
 )
 
@@ -355,6 +357,9 @@ func TestPermitBeforeEachRequest(t *testing.T) {
 		out := newRecorder()
 		p := startSimulated(t, sim, out, func(_ *Config, d *Deps) {
 			d.Permit = func(ctx context.Context) error {
+				if ctx.Err() != nil {
+					return nil // asked again at the moment of writing
+				}
 				select {
 				case <-permits:
 					return nil
@@ -376,4 +381,52 @@ func TestPermitBeforeEachRequest(t *testing.T) {
 		}
 		out.settled(t, 1)
 	})
+}
+
+// A permit that runs out while a connection is being made holds the bytes
+// back, also when the connection stands.
+func TestPermitRunsOut(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]func(*testing.T, *recorder, func(context.Context) error) (*Publisher, func() []int64){
+		"simulated": func(t *testing.T, out *recorder, permit func(context.Context) error) (*Publisher, func() []int64) {
+			sim := newSimulation(t, 1)
+			p := startSimulated(t, sim, out, func(_ *Config, d *Deps) { d.Permit = permit })
+			return p, func() []int64 { return sim.stored("t", 0) }
+		},
+		"fake broker": func(t *testing.T, out *recorder, permit func(context.Context) error) (*Publisher, func() []int64) {
+			_, addr := newFake(t, kfake.SeedTopics(1, "t"))
+			deps := testDeps(t, out)
+			deps.Permit = permit
+			return start(t, testConfig(addr), deps), func() []int64 { return logIDs(t, addr, "t") }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out := newRecorder()
+			var asked atomic.Int64
+			gone, back := make(chan struct{}), make(chan struct{})
+			p, log := begin(t, out, func(ctx context.Context) error {
+				if ctx.Err() != nil && asked.Add(1) == 1 {
+					return ctx.Err() // at the moment of writing, the first time
+				}
+				if ctx.Err() == nil && asked.Load() == 1 {
+					asked.Add(1)
+					close(gone)
+					<-back
+				}
+				return nil
+			})
+			p.Publish(numbered("t", 3, 1))
+			p.Flush()
+			<-gone
+			if got := log(); len(got) > 0 {
+				t.Errorf("published without a permit: %v", got)
+			}
+			close(back)
+			out.settled(t, 3)
+			if got := log(); !slices.Equal(got, ids(1, 3)) {
+				t.Errorf("log %v, want each once", got)
+			}
+		})
+	}
 }
