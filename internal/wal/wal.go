@@ -226,6 +226,10 @@ func (s *Stream) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
 	_ = s.conn.Close(ctx) // nothing is left to be lost
+	select {              // the driver may be closing it in the background already
+	case <-s.conn.CleanupDone():
+	case <-ctx.Done():
+	}
 }
 
 // socketOf returns the socket beneath a connection.

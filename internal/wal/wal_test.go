@@ -342,6 +342,54 @@ func TestStopUnderBackPressure(t *testing.T) {
 	s.stopClean(t)
 }
 
+// A connection that breaks while the reader waits for a buffer: the status
+// that cannot be sent ends the stream.
+func TestConnectionLostUnderBackPressure(t *testing.T) {
+	t.Parallel()
+	transaction := (&waltest.Builder{}).Transaction(0x100, 0x120, 1, waltest.Row{ID: 1, Payload: make([]byte, 100<<10)})
+	full := make(chan struct{})
+	server := waltest.Serve(t, waltest.Script{
+		waltest.Streaming(noTimeout),
+		func(c *waltest.Conn) error {
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				for range 100 {
+					if err := waltest.Send(transaction)(c); err != nil {
+						return // cut
+					}
+				}
+			}()
+			err := waltest.Wait(full)(c)
+			if err == nil {
+				err = waltest.Cut()(c)
+			}
+			<-ended
+			return err
+		},
+	})
+	s := start(t, config(t, server.DSN()))
+	eventually(t, "all buffers full", func() bool { return len(s.Gulps()) == 3 })
+	close(full)
+	if err := s.end(t); err == nil {
+		t.Error("the stream ended cleanly")
+	}
+}
+
+// A server that does not close its side after the farewell is left anyway.
+func TestStopLeavesSilentServer(t *testing.T) {
+	t.Parallel()
+	ended := make(chan struct{})
+	server := waltest.Serve(t, waltest.Script{
+		waltest.Streaming(noTimeout),
+		waltest.ExpectTerminate(0),
+		waltest.Wait(ended),
+	})
+	s := start(t, config(t, server.DSN()))
+	s.stopClean(t)
+	close(ended)
+}
+
 func TestLargeMessage(t *testing.T) {
 	t.Parallel()
 	b := &waltest.Builder{}
