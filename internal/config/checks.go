@@ -28,6 +28,9 @@ func (l *Loaded) crossCheck() []Problem {
 		"write at least "+(2*c.Kafka.BatchBytes).String()+", or lower kafka.batch_bytes")
 	add(c.Retry.BrokerBackoff.Min > c.Retry.BrokerBackoff.Max, "retry.broker_backoff.min",
 		"is more than retry.broker_backoff.max", "write a smaller value")
+	add(c.Sampler.Timeout > c.Sampler.Interval, "sampler.timeout",
+		"is more than sampler.interval, so a slow look would hold up the next one",
+		"write at most "+formatDuration(c.Sampler.Interval)+", or raise sampler.interval")
 	add(c.Kafka.SASL.Mechanism != "none" && (c.Kafka.SASL.Username == "" || !c.Kafka.SASL.Password.IsSet()), "kafka.sasl",
 		"has a mechanism but not both a username and a password",
 		"write kafka.sasl.username and kafka.sasl.password (or kafka.sasl.password_file)")

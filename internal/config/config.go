@@ -21,6 +21,7 @@ type Config struct {
 	Retry     Retry
 	Writeback Writeback
 	Limits    Limits
+	Sampler   Sampler
 	HTTP      HTTP
 	Log       Log
 	Shutdown  Shutdown
@@ -165,9 +166,19 @@ type Limits struct {
 	InflightBytes  Size
 }
 
-// HTTP is the listener for the status.
+// Sampler looks at the slot and the table at intervals.
+type Sampler struct {
+	Interval time.Duration
+	Timeout  time.Duration // of one look
+	MaxRows  int           // that one statement walks over
+}
+
+// HTTP is the listener for metrics, health and status.
 type HTTP struct {
 	Listen string
+	// StallAfter is how long there may be no progress before the relay is not
+	// ready.
+	StallAfter time.Duration
 }
 
 // Log is the process's own log.

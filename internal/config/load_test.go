@@ -207,6 +207,8 @@ func TestProblems(t *testing.T) {
 			}},
 		{name: "in flight below two batches", yaml: "limits: {inflight_bytes: 1MiB}",
 			want: []string{"config: limits.inflight_bytes: is less than twice kafka.batch_bytes, so a full batch could never be followed by another; write at least 2040KiB, or lower kafka.batch_bytes"}},
+		{name: "sampler order", yaml: "sampler: {interval: 1s, timeout: 1500ms}",
+			want: []string{"config: sampler.timeout: is more than sampler.interval, so a slow look would hold up the next one; write at most 1s, or raise sampler.interval"}},
 		{name: "backoff order", yaml: "retry: {broker_backoff: {min: 10s}}",
 			want: []string{"config: retry.broker_backoff.min: is more than retry.broker_backoff.max; write a smaller value"}},
 		{name: "mechanism without login", flags: []string{"kafka.sasl.mechanism=plain"},
