@@ -15,9 +15,11 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
-// Config says which slot to lead and how patiently. No field is optional.
+// Config says which slot to lead and how patiently. No field but Pulse is
+// optional.
 type Config struct {
 	// Connect opens a connection for the lease alone and proves the server
 	// as pg.Connect does, against the session if there is one. The connection
@@ -42,7 +44,14 @@ type Config struct {
 	// nobody streams from the slot: a crashed leader is replaced after it.
 	// At most TTL.
 	TakeoverAfter time.Duration
+
+	// Pulse gets the beat of whatever goroutine cares for the lease. It may be
+	// nil.
+	Pulse *pulse.Board
 }
+
+// part is what the lease is called on the board of beats.
+const part = "lease"
 
 func (c Config) validate() error {
 	switch {
@@ -66,14 +75,16 @@ func (c Config) validate() error {
 // another one can be tried, before publishing has to pause for long.
 func (c Config) renewTimeout() time.Duration { return c.PublishWithin - c.RenewInterval }
 
-// Lease competes for the leadership of one slot on behalf of this process. It
-// is not safe for concurrent use: a process holds at most one tenure at a time.
+// Lease competes for the leadership of one slot on behalf of this process. But
+// for SeenAt it is not safe for concurrent use: a process holds at most one
+// tenure at a time.
 type Lease struct {
 	cfg     Config
 	owner   [16]byte
 	sql     statements
 	log     *slog.Logger
 	metrics *metrics
+	seen    seen
 }
 
 // New returns a Lease under a new random owner id. It does no I/O.
@@ -97,8 +108,10 @@ func New(cfg Config, log *slog.Logger, reg prometheus.Registerer) (*Lease, error
 func (l *Lease) Acquire(ctx context.Context, standby func()) (*Tenure, error) {
 	retry := newBackoff()
 	wait := l.waiter(standby)
+	beat := l.cfg.Pulse.Start(part)
+	defer beat.End()
 	for {
-		tenure, err := l.compete(ctx, wait, retry)
+		tenure, err := l.compete(ctx, wait, retry, beat)
 		switch {
 		case err == nil:
 			return tenure, nil
@@ -108,7 +121,7 @@ func (l *Lease) Acquire(ctx context.Context, standby func()) (*Tenure, error) {
 			return nil, fmt.Errorf("acquiring the lease: %w", err)
 		}
 		l.log.Warn("cannot read the lease, trying again", "slot", l.cfg.Slot, "err", err)
-		sleep(ctx, retry.NextBackOff())
+		rest(ctx, beat, retry.NextBackOff())
 	}
 }
 
@@ -127,7 +140,7 @@ func (l *Lease) waiter(standby func()) func(view) {
 
 // compete watches the lease on one connection until it is won or the
 // connection fails.
-func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.BackOff) (_ *Tenure, err error) {
+func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.BackOff, beat *pulse.Beat) (_ *Tenure, err error) {
 	conn, server, err := l.open(ctx, nil)
 	if err != nil {
 		return nil, err
@@ -141,10 +154,12 @@ func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.Back
 		return nil, err
 	}
 	for {
+		asked := time.Now()
 		v, err := conn.observe(ctx)
 		if err != nil {
 			return nil, err
 		}
+		l.seen.read.Store(&asked)
 		if err := l.sameSystem(v, server); err != nil {
 			return nil, err
 		}
@@ -155,12 +170,14 @@ func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.Back
 				return nil, err
 			}
 			if won {
-				return l.tenure(conn, server, v, sent), nil
+				tenure := l.tenure(conn, server, v, sent)
+				l.seen.tenure.Store(tenure)
+				return tenure, nil
 			}
 			continue // somebody was quicker: look again before standing by
 		}
 		wait(v)
-		if err := sleep(ctx, l.cfg.RenewInterval); err != nil {
+		if err := rest(ctx, beat, l.cfg.RenewInterval); err != nil {
 			return nil, err
 		}
 		retry.Reset() // the connection serves
@@ -188,6 +205,13 @@ func newBackoff() *backoff.ExponentialBackOff {
 		backoff.WithMaxInterval(2*time.Second),
 		backoff.WithMaxElapsedTime(0), // endless
 	)
+}
+
+// rest sleeps with a beat on each side.
+func rest(ctx context.Context, beat *pulse.Beat, d time.Duration) error {
+	beat.Rest()
+	defer beat.Work()
+	return sleep(ctx, d)
 }
 
 // sleep waits for d or the end of ctx, whose error it returns.

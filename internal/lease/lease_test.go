@@ -42,6 +42,7 @@ func TestOnServers(t *testing.T) {
 			"a login without the tables":                 testLoginWithoutTheTables,
 			"least privilege":                            testLeastPrivilege,
 			"standby reconnects":                         testStandbyReconnects,
+			"standby tells when it looked":               testStandbyTellsWhenItLooked,
 			"acquire ends with its context":              testAcquireEndsWithItsContext,
 			"a stale leader is fenced":                   testStaleLeaderIsFenced,
 			"the saved position only rises":              testSavedPositionOnlyRises,

@@ -102,8 +102,10 @@ func (t *Tenure) Run(ctx context.Context, saved func(pglogrepl.LSN)) error {
 	retry := newBackoff()
 	wait := t.cfg.RenewInterval
 	var done pglogrepl.LSN
+	beat := t.cfg.Pulse.Start(part)
+	defer beat.End()
 	for {
-		if sleep(ctx, wait) != nil {
+		if rest(ctx, beat, wait) != nil {
 			return nil
 		}
 		sent, lsn, err := t.renew(ctx)
