@@ -12,10 +12,11 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
-// Config says what to look at and how often. All fields but Columns are
-// required.
+// Config says what to look at and how often. All fields but Columns and Pulse
+// are required.
 type Config struct {
 	// Connect opens a connection for the sampler alone. The server should end
 	// its statements after Timeout too, so that none is left behind.
@@ -33,6 +34,9 @@ type Config struct {
 	Interval time.Duration // between the beginnings of two samples
 	Timeout  time.Duration // for one sample, with its connect
 	MaxRows  int           // that one statement walks over
+
+	// Pulse gets the beat of Run's goroutine. It may be nil.
+	Pulse *pulse.Board
 }
 
 func (c Config) validate() error {
@@ -110,14 +114,18 @@ func (s *Sampler) Run(ctx context.Context) error {
 	defer s.end()
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
+	beat := s.cfg.Pulse.Start("sampler")
+	defer beat.End()
 	news := news{log: s.log, walStatus: "reserved"}
 	for {
+		beat.Work()
 		sample, err := s.once(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		s.keep(sample, err)
 		news.tell(sample, err)
+		beat.Rest()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
@@ -242,7 +243,9 @@ func TestRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		s, err := New(options(), logged(&log), prometheus.NewRegistry())
+		cfg := options()
+		cfg.Pulse = pulse.NewBoard()
+		s, err := New(cfg, logged(&log), prometheus.NewRegistry())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -262,6 +265,9 @@ func TestRun(t *testing.T) {
 			// A hung sample ends after its time-out, and holds up no other.
 			time.Sleep(3 * time.Second)
 			synctest.Wait()
+			if diff := cmp.Diff([]pulse.Part{{Name: "sampler"}}, cfg.Pulse.Parts()); diff != "" {
+				t.Errorf("after sample %d it rests (-want +got):\n%s", i, diff)
+			}
 			if got := s.Last() != nil; got != want {
 				t.Errorf("after sample %d: present is %v, want %v", i, got, want)
 			}
