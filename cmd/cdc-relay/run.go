@@ -14,10 +14,11 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/config"
 	"github.com/cdc-relay/cdc-relay/internal/lease"
-	"github.com/cdc-relay/cdc-relay/internal/monitor"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 	"github.com/cdc-relay/cdc-relay/internal/recovery"
 	"github.com/cdc-relay/cdc-relay/internal/relay"
 	"github.com/cdc-relay/cdc-relay/internal/retrysched"
+	"github.com/cdc-relay/cdc-relay/internal/sampler"
 )
 
 func (a *app) runCommand() *cobra.Command {
@@ -45,12 +46,19 @@ func (a *app) runCommand() *cobra.Command {
 // run builds what lives as long as the process and runs it: the first part to
 // end ends the others.
 func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
-	reg := prometheus.NewRegistry()
-	r, err := newRelay(c, log, prometheus.WrapRegistererWith(prometheus.Labels{"pipeline": c.Pipeline}, reg))
+	metrics, reg := newRegistry(c)
+	v := &vitals{pulse: pulse.NewBoard()}
+	r, err := newRelay(c, v, log, reg)
 	if err != nil {
 		return err
 	}
-	server, err := newMonitor(c, r, reg, log)
+	look := samplerConfig(c, c.Sampler.Timeout)
+	look.Pulse = v.pulse
+	samples, err := sampler.New(look, log, reg)
+	if err != nil {
+		return err
+	}
+	server, err := newMonitor(c, observed{relay: r, vitals: v, sampler: samples, metrics: metrics}, log)
 	if err != nil {
 		return err
 	}
@@ -62,6 +70,7 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	defer context.AfterFunc(ctx, stopRelaying)()
 	defer stopRelaying()
 	group.Go(func() error { return server.Run(serving) })
+	group.Go(func() error { return samples.Run(serving) })
 	group.Go(func() error {
 		defer stopServing()
 		return r.Run(relaying)
@@ -73,12 +82,12 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	return err
 }
 
-func newRelay(c *config.Config, log *slog.Logger, reg prometheus.Registerer) (*relay.Relay, error) {
+func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Registerer) (*relay.Relay, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("asking for the host name: %w", err)
 	}
-	o, err := newOpener(c, log, reg)
+	o, err := newOpener(c, v, log, reg)
 	if err != nil {
 		return nil, err
 	}
@@ -91,10 +100,12 @@ func newRelay(c *config.Config, log *slog.Logger, reg prometheus.Registerer) (*r
 		RenewInterval: c.Lease.RenewInterval,
 		PublishWithin: c.Lease.PublishWithin,
 		TakeoverAfter: c.Lease.TakeoverAfter,
+		Pulse:         v.pulse,
 	}, log, reg)
 	if err != nil {
 		return nil, err
 	}
+	v.lease = leader
 	policy := retrysched.Policy{
 		Base:             c.Retry.Base,
 		Jitter:           c.Retry.Jitter,
@@ -120,23 +131,4 @@ func (l leadership) Acquire(ctx context.Context, standby func()) (relay.Tenure, 
 		return nil, err // not a Tenure that holds nil
 	}
 	return t, nil
-}
-
-func newMonitor(c *config.Config, r *relay.Relay, reg prometheus.Gatherer, log *slog.Logger) (*monitor.Server, error) {
-	return monitor.New(monitor.Options{
-		Listen:   c.HTTP.Listen,
-		Pipeline: c.Pipeline,
-		Metrics:  reg,
-		Hidden:   addresses(c),
-		Log:      log,
-		Status: func() monitor.Status {
-			s := r.Status()
-			return monitor.Status{
-				State: string(s.State), Since: s.Since,
-				Reason: s.Reason, What: s.What, Remedy: s.Remedy,
-				Leader: s.Leader, Slot: c.Slot.Name, Epoch: s.Epoch,
-				Positions: monitor.Positions(s.Positions),
-			}
-		},
-	})
 }

@@ -26,18 +26,19 @@ import (
 // parts once a session.
 type opener struct {
 	c           *config.Config
+	vitals      *vitals
 	log         *slog.Logger
 	kafka       sink.Config
 	sinkMetrics *sink.Metrics
 	backMetrics *statusback.Metrics
 }
 
-func newOpener(c *config.Config, log *slog.Logger, reg prometheus.Registerer) (*opener, error) {
+func newOpener(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Registerer) (*opener, error) {
 	kafka, err := sinkConfig(c)
 	if err != nil {
 		return nil, err
 	}
-	return &opener{c: c, log: log, kafka: kafka, sinkMetrics: sink.NewMetrics(reg), backMetrics: statusback.NewMetrics(reg)}, nil
+	return &opener{c: c, vitals: v, log: log, kafka: kafka, sinkMetrics: sink.NewMetrics(reg), backMetrics: statusback.NewMetrics(reg)}, nil
 }
 
 func (o *opener) table() pg.Table { return pg.Table(o.c.Outbox.Table) }
@@ -85,7 +86,11 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 	}
 	parts.Source = stream
 	parts.Decoder = decoder.New(decoder.Config{Table: table, Columns: o.c.Outbox.Columns})
-	parts.Close = pool.Close
+	o.vitals.stream.Store(stream)
+	parts.Close = func() {
+		o.vitals.stream.Store(nil)
+		pool.Close()
+	}
 	return parts, nil
 }
 
@@ -173,5 +178,6 @@ func (o *opener) parts(ctx context.Context, t relay.Tenure, inbox *relay.Inbox, 
 	if err != nil {
 		return nil, err
 	}
+	o.vitals.publisher.Store(publisher)
 	return &relay.Parts{Publisher: publisher, Recorder: recorder, Rows: rows, XMax: xmax}, nil
 }

@@ -1,11 +1,15 @@
 // Package monitor shows the outside what the relay is doing.
 //
-// Server answers GET and HEAD of /statusz on one listener with a JSON document
-// built from two sources that it is given: the state of the line and the
-// metrics. It owns the listener and its goroutines, changes nothing and never
-// touches PostgreSQL or Kafka, so it answers whatever their state is. Bodies
-// hold no address, DSN, key or payload: what is wrong is told by the id of a
-// check, a sentence in which addresses are hidden, and a remedy.
+// Server answers GET and HEAD on one listener: /statusz with the state of the
+// line and the metrics in one JSON document, /metrics with the metrics for
+// Prometheus, and /livez, /readyz and /startupz with 200 or 503 and the checks
+// behind that. Health is judged by pure functions from what the parts tell of
+// their progress, not from process life (G8): what is not known is never ok.
+//
+// It owns the listener and its goroutines, changes nothing and never touches
+// PostgreSQL or Kafka, so it answers whatever their state is. Bodies hold no
+// address, DSN, key or payload: what is wrong is told by the id of a check, a
+// sentence in which addresses are hidden, and a remedy.
 package monitor
 
 import (
@@ -21,6 +25,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // Limits that keep a slow or hostile client from holding the server.
@@ -41,6 +46,9 @@ type Options struct {
 	// Status tells the state of the line. It is called for every request, by
 	// several goroutines at once, and must not block.
 	Status func() Status
+	// Health tells how the parts are, under the same conditions.
+	Health func() Health
+	Limits Limits
 	// Metrics is the registry of this process.
 	Metrics prometheus.Gatherer
 	// Hidden are addresses that a sentence may hold; they are shown as ***.
@@ -61,8 +69,11 @@ func New(o Options) (*Server, error) {
 	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
 		return nil, errors.New("http.listen is not host:port; write it as 127.0.0.1:8470")
 	}
-	if o.Status == nil || o.Metrics == nil || o.Log == nil {
-		return nil, errors.New("monitor needs a status, metrics and a logger")
+	if o.Status == nil || o.Health == nil || o.Metrics == nil || o.Log == nil {
+		return nil, errors.New("monitor needs a status, health, metrics and a logger")
+	}
+	if o.Limits.StallAfter <= 0 || o.Limits.Lease <= 0 || o.Limits.Beat <= 0 {
+		return nil, errors.New("monitor needs positive limits")
 	}
 	return &Server{options: o, hide: hider(o.Hidden), listened: make(chan struct{})}, nil
 }
@@ -136,6 +147,13 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/statusz", s.statusz)
+	mux.Handle("/metrics", promhttp.HandlerFor(s.options.Metrics, promhttp.HandlerOpts{
+		ErrorLog:      slog.NewLogLogger(s.options.Log.Handler(), slog.LevelWarn),
+		ErrorHandling: promhttp.ContinueOnError, // one broken metric hides no other
+	}))
+	mux.Handle("/livez", s.health(Live))
+	mux.Handle("/readyz", s.health(Ready))
+	mux.Handle("/startupz", s.health(Started))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Cache-Control", "no-store")

@@ -28,6 +28,8 @@ func options() Options {
 		Listen:   "127.0.0.1:0",
 		Pipeline: "shop",
 		Status:   func() Status { return Status{State: "starting"} },
+		Health:   func() Health { return Health{State: "starting"} },
+		Limits:   limits,
 		Metrics:  prometheus.NewRegistry(),
 		Log:      slog.New(slog.DiscardHandler),
 	}
@@ -103,7 +105,7 @@ func TestStatusz(t *testing.T) {
 		return Status{
 			State: "blocked", Since: since, Reason: "pg.connect",
 			What: "PostgreSQL at db.internal:5432, db.internal:54321 refuses", Remedy: "ask at db.internal:5432",
-			Leader: true, Slot: "cdc_relay", Epoch: 3,
+			Leader: true, Slot: "cdc_relay", Epoch: 3, LeaderInstance: "host/1",
 			Positions: Positions{Received: 0x16B3748, Watermark: 0x16B3740, Saved: 0x1, Server: pglogrepl.LSN(0x1_00000000)},
 		}
 	}
@@ -123,7 +125,7 @@ func TestStatusz(t *testing.T) {
 	want := map[string]any{
 		"v": 1.0, "pipeline": "shop", "state": "blocked", "since": "2026-01-02T02:04:05Z",
 		"reason": "pg.connect", "what": "PostgreSQL at ***, *** refuses", "remedy": "ask at ***",
-		"leader": true, "slot": "cdc_relay", "epoch": 3.0,
+		"leader": true, "slot": "cdc_relay", "epoch": 3.0, "leader_instance": "host/1",
 		"positions": map[string]any{"received": "0/16B3748", "watermark": "0/16B3740", "saved": "0/1", "confirmed": "0/0", "server": "1/0"},
 		"counters": map[string]any{
 			`events_received_total{via="insert"}`:        123.0,
@@ -153,7 +155,12 @@ func TestRequests(t *testing.T) {
 		{"post", "POST", "/statusz", 405},
 		{"delete", "DELETE", "/", 405},
 		{"unknown path", "GET", "/", 404},
-		{"path of a later version", "GET", "/metrics", 404},
+		{"metrics", "GET", "/metrics", 200},
+		{"metrics head", "HEAD", "/metrics", 200},
+		{"live", "GET", "/livez", 503},
+		{"ready", "GET", "/readyz", 503},
+		{"ready head", "HEAD", "/readyz", 503},
+		{"started", "GET", "/startupz", 503},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -214,6 +221,10 @@ func TestBrokenMetricHidesNoOther(t *testing.T) {
 	if response.StatusCode != http.StatusOK || !strings.Contains(body, `"counters":{"leader":1}`) {
 		t.Errorf("%s: %s", response.Status, body)
 	}
+	response, body = request(t, http.MethodGet, start(t, o)+"/metrics")
+	if response.StatusCode != http.StatusOK || !strings.Contains(body, "\ncdc_relay_leader 1\n") {
+		t.Errorf("%s: %s", response.Status, body)
+	}
 }
 
 func TestAddressInUse(t *testing.T) {
@@ -247,6 +258,8 @@ func TestNewRefuses(t *testing.T) {
 	}{
 		{"address without port", func(o *Options) { o.Listen = "localhost" }},
 		{"no status", func(o *Options) { o.Status = nil }},
+		{"no health", func(o *Options) { o.Health = nil }},
+		{"no limits", func(o *Options) { o.Limits = Limits{} }},
 		{"no metrics", func(o *Options) { o.Metrics = nil }},
 		{"no logger", func(o *Options) { o.Log = nil }},
 	}
@@ -260,4 +273,10 @@ func TestNewRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+func newTestGauge(name string, value float64) prometheus.Gauge {
+	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: "x"})
+	g.Set(value)
+	return g
 }

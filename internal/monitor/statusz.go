@@ -1,7 +1,6 @@
 package monitor
 
 import (
-	"encoding/json"
 	"net/http"
 	"time"
 
@@ -20,10 +19,13 @@ type Status struct {
 	What   string
 	Remedy string
 	// Leader tells that this instance leads Slot, in Epoch.
-	Leader    bool
-	Slot      string
-	Epoch     int64
-	Positions Positions
+	Leader bool
+	Slot   string
+	Epoch  int64
+	// LeaderInstance is who leads, as the lease last told; empty if that is
+	// not known.
+	LeaderInstance string
+	Positions      Positions
 }
 
 // Positions are points in the WAL; 0 where none is known yet.
@@ -48,6 +50,7 @@ type statusDocument struct {
 	Leader    bool               `json:"leader"`
 	Slot      string             `json:"slot"`
 	Epoch     int64              `json:"epoch"`
+	Instance  string             `json:"leader_instance"`
 	Positions positionsDocument  `json:"positions"`
 	Counters  map[string]float64 `json:"counters"`
 }
@@ -67,11 +70,11 @@ func (s *Server) statusz(w http.ResponseWriter, _ *http.Request) {
 		s.options.Log.Warn("gathering metrics", "err", err)
 	}
 	status := s.options.Status()
-	body, err := json.Marshal(statusDocument{
+	s.answer(w, http.StatusOK, statusDocument{
 		V: 1, At: time.Now().UTC(), Pipeline: s.options.Pipeline,
 		State: status.State, Since: status.Since.UTC(), Reason: status.Reason,
 		What: s.hide.Replace(status.What), Remedy: s.hide.Replace(status.Remedy),
-		Leader: status.Leader, Slot: status.Slot, Epoch: status.Epoch,
+		Leader: status.Leader, Slot: status.Slot, Epoch: status.Epoch, Instance: status.LeaderInstance,
 		Positions: positionsDocument{
 			Received:  status.Positions.Received.String(),
 			Watermark: status.Positions.Watermark.String(),
@@ -81,11 +84,4 @@ func (s *Server) statusz(w http.ResponseWriter, _ *http.Request) {
 		},
 		Counters: flatten(families),
 	})
-	if err != nil {
-		s.options.Log.Error("encoding the status", "err", err)
-		http.Error(w, "the status cannot be encoded; see the log", http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(append(body, '\n')) // a client that has gone needs no answer
 }
