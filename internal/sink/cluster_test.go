@@ -267,7 +267,7 @@ func TestEndsWithRequestInFlight(t *testing.T) {
 	go func() { done <- p.Run(ctx) }()
 	p.Publish(numbered("t", 5, 1))
 	p.Flush()
-	<-asked
+	await(t, asked, "a request")
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("Run = %v, want nil", err)

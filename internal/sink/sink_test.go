@@ -93,6 +93,16 @@ func (r *recorder) wait(t *testing.T, what string, cond func() bool) {
 	}
 }
 
+// await waits for a signal.
+func await(t *testing.T, signal <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-signal:
+	case <-time.After(patience):
+		t.Fatalf("still waiting for %s", what)
+	}
+}
+
 // settled waits until n events are acked or refused.
 func (r *recorder) settled(t *testing.T, n int) {
 	t.Helper()

@@ -412,13 +412,17 @@ func TestPermitRunsOut(t *testing.T) {
 				if ctx.Err() == nil && asked.Load() == 1 {
 					asked.Add(1)
 					close(gone)
-					<-back
+					select {
+					case <-back:
+					case <-ctx.Done():
+						return ctx.Err()
+					}
 				}
 				return nil
 			})
 			p.Publish(numbered("t", 3, 1))
 			p.Flush()
-			<-gone
+			await(t, gone, "the permit to be asked for again")
 			if got := log(); len(got) > 0 {
 				t.Errorf("published without a permit: %v", got)
 			}
