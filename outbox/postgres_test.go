@@ -170,7 +170,7 @@ func TestManyEvents(t *testing.T) {
 }
 
 func writeMany(t *testing.T, conn *pgx.Conn, write write) {
-	events := make([]outbox.Event, 100_000)
+	events := make([]outbox.Event, 70_000)
 	for i := range events {
 		events[i] = outbox.Event{AggregateType: "many", AggregateID: t.Name(), EventType: "e", Payload: fmt.Append(nil, i)}
 	}
