@@ -199,7 +199,7 @@ func (d *drain) until(ctx context.Context, p *relayproc.Process, done func(*rela
 			return ctx.Err()
 		case <-p.Done():
 			return fmt.Errorf("the relay ended: %s", p.Tail(5))
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(100 * time.Millisecond): // each look costs the relay about a millisecond
 		}
 		if s, err := relayproc.ReadStatus(ctx, d.addr); err == nil && done(s) {
 			return nil
