@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -96,7 +97,16 @@ func (s *Server) play(script Script) error {
 			return fmt.Errorf("step %d: %w", i+1, err)
 		}
 	}
+	takeLeave(conn)
 	return nil
+}
+
+// takeLeave ends our side and reads what the client still sends: closing with
+// unread bytes would send a reset instead of an end.
+func takeLeave(conn net.Conn) {
+	if tcp, ok := conn.(*net.TCPConn); ok && tcp.CloseWrite() == nil {
+		_, _ = io.Copy(io.Discard, tcp) // until the client closes, or the deadline
+	}
 }
 
 // Conn is the server's side of one connection.
