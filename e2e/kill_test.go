@@ -44,9 +44,33 @@ func TestKilledThreeTimesUnderLoad(t *testing.T) {
 	}
 }
 
-// TestTerminatedRightAfterAcks: a relay that is asked to stop writes SENT for
-// all that Kafka has acknowledged.
+// TestTerminatedRightAfterAcks: a relay that is asked to stop between the acks
+// and the write-back still writes SENT for all that Kafka has acknowledged.
 func TestTerminatedRightAfterAcks(t *testing.T) {
+	t.Parallel()
+	eachCluster(t, func(t *testing.T, db *pgtest.DB) {
+		const events = 2000
+		b := harness.NewBed(t, db, harness.Options{Kafka: harness.Shared(t)})
+		relay := b.StartStreaming(nil)
+		release := holdBackSENT(t, b)
+		b.Write(events, 50)
+		b.Wait("all acks", func() bool { return relay.Counter("events_acked_total") == events })
+		relay.SendTerm()
+		relay.WaitState("draining")
+		release()
+		if code := relay.WaitExit(); code != 0 {
+			t.Errorf("exit code %d after SIGTERM, want 0", code)
+		}
+		if n := b.CountStatus(check.Sent); n != events {
+			t.Errorf("%d rows are SENT after the relay's end, want %d", n, events)
+		}
+		b.Start(nil)
+		b.Finish(harness.Allow{})
+	})
+}
+
+// TestTerminatedUnderLoad stops a relay in the middle of its work.
+func TestTerminatedUnderLoad(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		const events = 6000

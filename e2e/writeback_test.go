@@ -73,22 +73,28 @@ func TestStaleEpochWritesNothing(t *testing.T) {
 		relay := b.StartStreaming(nil)
 		b.Write(100, 10)
 		b.Settle()
-		// from here on an update of a row waits for the test
-		b.Exec(`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
-			BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); RETURN NEW; END $$`)
-		b.Exec(`CREATE TRIGGER wait BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION wait()`)
-		holder, thief := b.Conn(), b.Conn()
-		exec(t, holder, `SELECT pg_advisory_lock(4711)`)
+		release, thief := holdBackSENT(t, b), b.Conn()
 		b.Insert(harness.Row("order", "order-1", "{}"))
 		b.Wait("a write-back to hold the fence", func() bool { return fenceIsHeld(t, thief) })
 		exec(t, thief, `UPDATE cdc_relay_slot SET epoch = epoch + 1, owner = gen_random_uuid() WHERE slot = $1`, b.Slot)
 		b.Wait("the write-back to be fenced", func() bool { return relay.Counter(`fenced_total{by="epoch"}`) > 0 })
-		exec(t, holder, `SELECT pg_advisory_unlock(4711)`)
+		release()
 		report := b.Finish(harness.Allow{Duplicates: 1})
 		if report.Duplicates != 1 {
 			t.Error("the event was not published again: the stale epoch wrote SENT")
 		}
 	})
+}
+
+// holdBackSENT lets every update of an outbox row wait until release is called.
+func holdBackSENT(t *testing.T, b *harness.Bed) (release func()) {
+	t.Helper()
+	b.Exec(`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); RETURN NEW; END $$`)
+	b.Exec(`CREATE TRIGGER wait BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION wait()`)
+	holder := b.Conn()
+	exec(t, holder, `SELECT pg_advisory_lock(4711)`)
+	return func() { exec(t, holder, `SELECT pg_advisory_unlock(4711)`) }
 }
 
 // fenceIsHeld reports whether whoever wants the fence now has to wait.

@@ -118,12 +118,18 @@ func (r *Relay) Kill() {
 // long it took.
 func (r *Relay) Terminate() (code int, took time.Duration) {
 	r.bed.t.Helper()
-	r.expected = true
 	start := time.Now()
+	r.SendTerm()
+	return r.WaitExit(), time.Since(start)
+}
+
+// SendTerm sends SIGTERM.
+func (r *Relay) SendTerm() {
+	r.bed.t.Helper()
+	r.expected = true
 	if err := r.Signal(syscall.SIGTERM); err != nil {
 		r.bed.t.Fatal(err)
 	}
-	return r.WaitExit(), time.Since(start)
 }
 
 // WaitExit waits until the relay has ended by itself and returns its exit code.
