@@ -4,9 +4,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// walStatuses are the values of the one-hot slot_wal_status.
-var walStatuses = []string{"reserved", "extended", "unreserved", "lost", Unknown}
-
 // collector offers the last sample as metrics. What the last sample does not
 // tell is absent.
 type collector struct {
@@ -63,7 +60,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 }
 
 func (c *collector) collectSlot(s *Sample, send func(*prometheus.Desc, float64, ...string)) {
-	for _, status := range walStatuses {
+	for _, status := range WALStatuses {
 		send(c.walStatus, oneIf(s.Slot.WALStatus == status), status)
 	}
 	send(c.active, oneIf(s.Slot.Active))

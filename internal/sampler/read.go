@@ -14,16 +14,14 @@ import (
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
-// Unknown is the WAL status of a slot that does not exist or does not tell.
-const Unknown = "unknown"
-
 // reader takes samples on one connection after the other. It keeps between
 // them what makes the next one cheap.
 type reader struct {
-	cfg    Config
-	server pg.Server
-	conn   *pgx.Conn // nil while there is none
-	sql    queries
+	cfg      Config
+	server   pg.Server
+	conn     *pgx.Conn // nil while there is none
+	prepared bool      // conn is
+	sql      queries
 
 	fresh   walk // READY rows that are not parked
 	consume walk // rows between SENT and CONSUMED
@@ -47,6 +45,9 @@ func (r *reader) take(ctx context.Context) (_ *Sample, err error) {
 	}()
 	if err := r.cfg.Accept(ctx, r.conn); err != nil {
 		return nil, err
+	}
+	if err := r.prepare(ctx); err != nil {
+		return nil, fmt.Errorf("preparing to read the outbox: %w", err)
 	}
 	s := &Sample{At: time.Now(), Rows: make([]Rows, len(Groups))}
 	for i, g := range Groups {
@@ -86,13 +87,7 @@ func (r *reader) connect(ctx context.Context) error {
 	if server.Identity() != r.server.Identity() {
 		*r = *newReader(r.cfg)
 	}
-	r.conn, r.server = conn, server
-	columns, err := prepare(ctx, conn, r.cfg.Table)
-	if err != nil {
-		r.close()
-		return fmt.Errorf("preparing to read the outbox: %w", err)
-	}
-	r.sql = newQueries(r.cfg, columns)
+	r.conn, r.server, r.prepared = conn, server, false
 	return nil
 }
 
@@ -105,7 +100,6 @@ func (r *reader) close() {
 
 func (r *reader) readSlot(ctx context.Context, s *Sample) error {
 	t := &s.Slot
-	t.WALStatus = Unknown
 	var server, restart, confirmed string
 	err := r.conn.QueryRow(ctx, slotSQL, r.cfg.Slot).Scan(&server, &t.Exists, &t.Active, &t.WALStatus, &restart, &confirmed,
 		&t.RetainedBytes, &t.ConfirmedLagBytes, &t.SafeBytes, &t.CatalogXminAge)
@@ -256,27 +250,34 @@ func (s *Sample) add(g Group, count int64, age *float64) {
 	}
 }
 
-// prepare pins how this session finds rows, and returns the columns of the
+// prepare pins how this session finds rows, and learns the columns of the
 // table. A plan made while the table was empty would read all of it later.
-func prepare(ctx context.Context, conn *pgx.Conn, table pg.Table) (columns map[string]bool, err error) {
-	_, err = conn.Exec(ctx, `SELECT set_config('timezone', 'UTC', false),
+func (r *reader) prepare(ctx context.Context) error {
+	if r.prepared {
+		return nil
+	}
+	_, err := r.conn.Exec(ctx, `SELECT set_config('timezone', 'UTC', false),
 		set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
 		set_config('enable_sort', 'off', false), set_config('max_parallel_workers_per_gather', '0', false)`)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	rows, err := conn.Query(ctx, `SELECT attname::text FROM pg_attribute
-		WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, table.Ident())
+	rows, err := r.conn.Query(ctx, `SELECT attname::text FROM pg_attribute
+		WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`, r.cfg.Table.Ident())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err == nil && len(names) == 0 {
-		err = errors.New("the table is not there, or this login may not see it")
+	switch {
+	case err != nil:
+		return err
+	case len(names) == 0:
+		return errors.New("the table is not there, or this login may not see it")
 	}
-	columns = map[string]bool{}
+	columns := map[string]bool{}
 	for _, name := range names {
 		columns[name] = true
 	}
-	return columns, err
+	r.sql, r.prepared = newQueries(r.cfg, columns), true
+	return nil
 }

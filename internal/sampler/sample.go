@@ -25,13 +25,18 @@ type Sample struct {
 	WALRate *float64
 }
 
+// Unknown is the WAL status of a slot that does not exist or does not tell.
+const Unknown = "unknown"
+
+// WALStatuses are all values of Slot.WALStatus.
+var WALStatuses = []string{"reserved", "extended", "unreserved", "lost", Unknown}
+
 // Slot is the replication slot. Pointers are nil where the server has no
 // value.
 type Slot struct {
 	Exists bool
 	Active bool
-	// WALStatus is reserved, extended, unreserved, lost, or unknown where
-	// there is no slot or the server does not tell.
+	// WALStatus is one of WALStatuses, as in pg_replication_slots.
 	WALStatus string
 	Server    pglogrepl.LSN // current end of WAL
 	Restart   pglogrepl.LSN // 0: none

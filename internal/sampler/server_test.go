@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -383,5 +384,41 @@ func TestTableIsLocked(t *testing.T) {
 			t.Fatal(err)
 		}
 		pgtest.Eventually(t, "a sample again", sampled, state)
+	})
+}
+
+// TestPlans makes sure that no statement reads all of a table, not even one
+// that was never analysed.
+func TestPlans(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		r := newReader(setup(t, db))
+		defer r.close()
+		insert(t, db.Conn(t), 5000, "send_status, next_attempt_at", "CASE WHEN g % 10 = 0 THEN 0 ELSE 4 END, CASE WHEN g % 10 = 0 THEN now() END")
+		if _, err := r.take(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range []struct {
+			name, sql, index string
+			args             []any
+		}{
+			{"attention", r.sql.attention, "outbox_next_attempt_idx", []any{100}},
+			{"new", r.sql.fresh, "outbox_pkey", []any{int64(7), 100}},
+			{"consume", r.sql.consume, "outbox_pkey", []any{int64(7), 100}},
+			{"lease", r.sql.lease, "outbox_pkey", []any{"slot", int64(7)}},
+		} {
+			rows, err := r.conn.Query(t.Context(), "EXPLAIN "+tt.sql, tt.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				t.Fatal(err)
+			}
+			plan := strings.Join(lines, "\n")
+			if !strings.Contains(plan, tt.index) || strings.Contains(plan, "Seq Scan on outbox") {
+				t.Errorf("%s:\n%s", tt.name, plan)
+			}
+		}
 	})
 }
