@@ -82,6 +82,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.initCommand(),
 		a.migrateCommand(),
 		a.runCommand(),
+		a.statusCommand(),
 		a.versionCommand(),
 	)
 	return root
@@ -137,8 +138,12 @@ func group(cmd *cobra.Command, children ...*cobra.Command) *cobra.Command {
 
 // colours reports whether w is a terminal that may show colours.
 func (a *app) colours(w io.Writer) bool {
+	return isTerminal(w) && !a.noColor && !hasEnv(a.environ, "NO_COLOR")
+}
+
+func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	if !ok || a.noColor || hasEnv(a.environ, "NO_COLOR") {
+	if !ok {
 		return false
 	}
 	info, err := f.Stat()
