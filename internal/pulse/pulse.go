@@ -16,7 +16,7 @@ import (
 )
 
 // Board knows the goroutines that beat. It is safe for concurrent use. A nil
-// Board takes beats and shows none.
+// Board gives out nil Beats and shows no part.
 type Board struct {
 	mu    sync.Mutex
 	beats map[*Beat]string // part
@@ -28,13 +28,14 @@ func NewBoard() *Board { return &Board{beats: map[*Beat]string{}} }
 // Start tells that a goroutine of a part begins, with a first beat. Several
 // may run under one name.
 func (b *Board) Start(part string) *Beat {
+	if b == nil {
+		return nil
+	}
 	beat := &Beat{board: b}
 	beat.Work()
-	if b != nil {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.beats[beat] = part
-	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.beats[beat] = part
 	return beat
 }
 
@@ -72,21 +73,30 @@ func (b *Board) Parts() []Part {
 	return parts
 }
 
-// Beat belongs to one goroutine. Others may read it.
+// Beat belongs to one goroutine, and is read by the board. A nil Beat is one
+// that nobody looks at.
 type Beat struct {
 	board *Board
 	nanos atomic.Int64 // of the last beat, Unix time; 0 while resting
 }
 
 // Work tells that the goroutine takes something up.
-func (b *Beat) Work() { b.nanos.Store(time.Now().UnixNano()) }
+func (b *Beat) Work() {
+	if b != nil {
+		b.nanos.Store(time.Now().UnixNano())
+	}
+}
 
 // Rest tells that it waits for something to do.
-func (b *Beat) Rest() { b.nanos.Store(0) }
+func (b *Beat) Rest() {
+	if b != nil {
+		b.nanos.Store(0)
+	}
+}
 
 // End tells that the goroutine ends.
 func (b *Beat) End() {
-	if b.board != nil {
+	if b != nil {
 		b.board.mu.Lock()
 		defer b.board.mu.Unlock()
 		delete(b.board.beats, b)
