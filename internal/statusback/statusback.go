@@ -9,6 +9,7 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
 // Outcomes is told what became of the writes. Its methods never block and are
@@ -41,6 +42,8 @@ type Config struct {
 	// Interval is how long the first row of a batch waits for others. 0 is
 	// 5 ms.
 	Interval time.Duration
+	// Pulse gets the beat of Run's goroutine. It may be nil.
+	Pulse *pulse.Board
 }
 
 // What a Config left at zero becomes.
@@ -65,6 +68,7 @@ type Recorder struct {
 	refused  refusals // rows that cannot be written
 	denied   *fault.Blocked
 	reported *fault.Blocked
+	beat     *pulse.Beat
 }
 
 // New returns a recorder for one session. It does not connect.
@@ -103,13 +107,17 @@ func (r *Recorder) Run(ctx context.Context) error {
 	defer r.db.close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	r.beat = r.cfg.Pulse.Start("write-back")
+	defer r.beat.End()
 	var batch []write
 	for {
+		r.beat.Work()
 		if err := r.runOnce(ctx, &batch); err != nil {
 			return err
 		}
 		r.report()
 		timer.Reset(r.idle(time.Now()))
+		r.beat.Rest()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -156,6 +164,7 @@ func (r *Recorder) runOnce(ctx context.Context, batch *[]write) error {
 func (r *Recorder) writeAll(ctx context.Context, writes []write) error {
 	order(writes)
 	for len(writes) > 0 && ctx.Err() == nil {
+		r.beat.Work() // a statement may take long, several of them longer
 		n := 1
 		for n < len(writes) && n < r.cfg.MaxBatch && writes[n].form() == writes[0].form() &&
 			writes[n].locked() == writes[0].locked() {
