@@ -32,6 +32,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 	"github.com/cdc-relay/cdc-relay/internal/sink/record"
 )
 
@@ -54,7 +55,7 @@ type Pins interface {
 	Pin(ctx context.Context, topic string, present int) (pinned int, err error)
 }
 
-// Deps are the parts that a Publisher works with. All are required.
+// Deps are the parts that a Publisher works with. All but Pulse are required.
 type Deps struct {
 	Outcomes Outcomes
 	Pins     Pins
@@ -66,6 +67,9 @@ type Deps struct {
 	Permit  func(context.Context) error
 	Metrics *Metrics
 	Log     *slog.Logger
+	// Pulse gets the beats of the partitions' workers and of the watcher. It
+	// may be nil.
+	Pulse *pulse.Board
 }
 
 // Publisher publishes the events of one session. See the package comment.
@@ -102,7 +106,7 @@ func assemble(cfg Config, deps Deps, b broker, c catalog, end func()) (*Publishe
 		sender: newSender(&cfg, deps, b, q, t),
 		watcher: &watcher{
 			catalog: c, broker: b, queues: q, troubles: t, pins: deps.Pins, metrics: deps.Metrics, log: deps.Log,
-			ttl: cfg.MetadataTTL, grace: cfg.UnknownTopicGrace,
+			pulse: deps.Pulse, ttl: cfg.MetadataTTL, grace: cfg.UnknownTopicGrace,
 		},
 		metrics: deps.Metrics,
 		close:   end,

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
 const (
@@ -54,6 +55,7 @@ type watcher struct {
 	pins     Pins
 	metrics  *Metrics
 	log      *slog.Logger
+	pulse    *pulse.Board
 	ttl      time.Duration // between two looks, and of the client's memory
 	grace    time.Duration // for unknown topics
 
@@ -67,10 +69,14 @@ func (w *watcher) run(ctx context.Context) error {
 	defer tick.Stop()
 	w.pinned = map[string]int{}
 	w.unreachable = time.Now()
+	beat := w.pulse.Start("topic watcher")
+	defer beat.End()
 	for {
-		if err := w.look(ctx); err != nil || ctx.Err() != nil {
+		beat.Work()
+		if err := w.look(ctx, beat); err != nil || ctx.Err() != nil {
 			return err
 		}
+		beat.Rest()
 		select {
 		case <-tick.C:
 		case <-w.queues.kick:
@@ -81,7 +87,7 @@ func (w *watcher) run(ctx context.Context) error {
 }
 
 // look asks once about the cluster and its topics.
-func (w *watcher) look(ctx context.Context) error {
+func (w *watcher) look(ctx context.Context, beat *pulse.Beat) error {
 	topics := w.topics()
 	names := make([]string, 0, len(topics))
 	for _, t := range topics {
@@ -97,6 +103,7 @@ func (w *watcher) look(ctx context.Context) error {
 	}
 	w.readLimits(ctx, topics, states)
 	for _, t := range topics {
+		beat.Work() // each may ask the database
 		if err := w.topic(ctx, t, states[t.name]); err != nil {
 			return err
 		}

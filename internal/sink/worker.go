@@ -15,6 +15,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 	"github.com/cdc-relay/cdc-relay/internal/sink/record"
 )
 
@@ -29,6 +30,7 @@ type sender struct {
 	permit     func(context.Context) error
 	metrics    *Metrics
 	log        *slog.Logger
+	pulse      *pulse.Board
 	requests   chan struct{}   // a slot per produce request in flight
 	noWait     context.Context // has ended: whoever is asked with it must not wait
 }
@@ -41,7 +43,7 @@ func newSender(cfg *Config, deps Deps, b broker, q *queues, t *troubles) *sender
 	return &sender{
 		cfg: cfg, broker: b, queues: q, troubles: t,
 		identities: newIdentities(cfg.Identity, b, deps.Metrics, deps.Log),
-		outcomes:   deps.Outcomes, permit: deps.Permit, metrics: deps.Metrics, log: deps.Log,
+		outcomes:   deps.Outcomes, permit: deps.Permit, metrics: deps.Metrics, log: deps.Log, pulse: deps.Pulse,
 		requests: make(chan struct{}, cfg.MaxRequests), noWait: noWait,
 	}
 }
@@ -73,6 +75,7 @@ type worker struct {
 	backoff *backoff.ExponentialBackOff
 	todo    []*record.Batch // parts of a refused batch, the first one last
 	acked   prometheus.Counter
+	beat    *pulse.Beat
 }
 
 func newWorker(s *sender, part *partition) *worker {
@@ -95,12 +98,16 @@ func newWorker(s *sender, part *partition) *worker {
 // run works until ctx ends or leadership is gone. After each batch it takes
 // what has gathered meanwhile, which is what makes batches under load.
 func (w *worker) run(ctx context.Context) error {
+	w.beat = w.pulse.Start("partition worker")
+	defer w.beat.End()
 	for {
+		w.beat.Rest()
 		select {
 		case <-w.part.wake:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		w.beat.Work()
 		if w.cfg.Linger > 0 {
 			if err := sleep(ctx, w.cfg.Linger); err != nil {
 				return err
@@ -158,6 +165,7 @@ func (w *worker) deliver(ctx context.Context, d *delivery) (verdict, error) {
 			w.recovered(d)
 			return v, nil
 		}
+		w.beat.Rest()
 		if err := sleep(ctx, w.backoff.NextBackOff()); err != nil {
 			return v, err
 		}
@@ -166,6 +174,7 @@ func (w *worker) deliver(ctx context.Context, d *delivery) (verdict, error) {
 
 // attempt sends a batch once, unless it is clear that it must not be sent.
 func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
+	w.beat.Work()
 	if f, refused := w.queues.refusalOf(w.part.topic); refused {
 		return verdict{class: classTopic, code: f.Code}, nil
 	}
@@ -198,6 +207,8 @@ func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
 // admit waits for a request slot and then for the permit to publish. Without
 // an error the slot is taken.
 func (w *worker) admit(ctx context.Context) error {
+	w.beat.Rest() // the others and the lease, who are waited for, have beats of their own
+	defer w.beat.Work()
 	select {
 	case w.requests <- struct{}{}:
 	case <-ctx.Done():
