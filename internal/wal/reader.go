@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
 // Types of the server's messages while it streams.
@@ -33,6 +34,7 @@ type reader struct {
 	seen     *progress
 	free     chan *buffer
 	gulps    chan<- event.Gulp // has room for a gulp of each buffer
+	beat     *pulse.Beat
 
 	buf           *buffer
 	whole, filled int
@@ -45,7 +47,9 @@ type reader struct {
 func (r *reader) run(ctx, quit context.Context) error {
 	r.buf = <-r.free // nobody else has any yet
 	for {
+		r.beat.Rest() // how long the server is silent, progress tells
 		n, err := r.conn.Read(r.buf.data[r.filled:])
+		r.beat.Work()
 		if ctx.Err() != nil {
 			r.discard(err)
 			return nil
@@ -122,6 +126,7 @@ func (r *reader) handOver(quit context.Context) bool {
 	tail := r.buf.data[r.whole:r.filled]
 	if r.whole > 0 {
 		r.gulps <- event.Gulp{Frames: r.buf.data[:r.whole:r.whole], Paused: caughtUp, Release: r.buf.release}
+		r.beat.Rest()
 		select {
 		case r.buf = <-r.free:
 		case <-quit.Done():

@@ -31,7 +31,9 @@ func (s *Stream) Run(ctx context.Context) error {
 		seen:     s.seen,
 		free:     newBuffers(),
 		gulps:    s.gulps,
+		beat:     s.pulse.Start("receiver"),
 	}
+	defer reader.beat.End()
 	quit, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var readErr error
@@ -54,11 +56,15 @@ func (s *Stream) Run(ctx context.Context) error {
 func (s *Stream) report(ctx context.Context, readEnded <-chan struct{}) error {
 	ticker := time.NewTicker(s.interval)
 	defer ticker.Stop()
+	beat := s.pulse.Start("confirmation")
+	defer beat.End()
 	var status standbyStatus
 	for {
+		beat.Work()
 		if err := s.send(&status); err != nil {
 			return err
 		}
+		beat.Rest()
 		if !s.wait(ctx, readEnded, ticker, status.sent) {
 			break
 		}

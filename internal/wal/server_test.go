@@ -153,6 +153,9 @@ func TestRealBackPressureOutlivesTimeout(t *testing.T) {
 		o.exec(t, fmt.Sprintf("ALTER DATABASE %s SET wal_sender_timeout = '2s'", db.Name))
 		o.createSlot(t)
 		s := start(t, o.config(t))
+		if got := s.SenderTimeout(); got != 2*time.Second {
+			t.Errorf("wal_sender_timeout is %v, want 2s", got)
+		}
 		const rows = 300
 		o.exec(t, fmt.Sprintf("INSERT INTO outbox (payload) SELECT convert_to(string_agg(md5(g::text || i), ''), 'UTF8') "+
 			"FROM generate_series(1, %d) g, generate_series(1, 3000) i GROUP BY g", rows)) // 100 kB a row, 30 MB

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
 // Config says what to stream from where.
@@ -32,6 +33,8 @@ type Config struct {
 	ConfirmInterval time.Duration
 	// Log receives changes of state. Required.
 	Log *slog.Logger
+	// Pulse gets the beats of Run's goroutines. It may be nil.
+	Pulse *pulse.Board
 }
 
 // Stream is one replication connection. Its methods that report, and Confirm,
@@ -44,6 +47,7 @@ type Stream struct {
 	interval    time.Duration // between two standby statuses
 	patience    time.Duration // without a message before the server is asked for one
 	log         *slog.Logger
+	pulse       *pulse.Board
 	config      *pgconn.Config
 
 	conn   *pgconn.PgConn // until the stream starts
@@ -53,6 +57,7 @@ type Stream struct {
 	systemID uint64
 	timeline uint32
 	version  int // server_version_num
+	timeout  time.Duration
 
 	seen      *progress
 	permitted atomic.Uint64 // Invariant: only rises
@@ -69,6 +74,7 @@ func Connect(ctx context.Context, cfg Config) (*Stream, error) {
 		publication: cfg.Publication,
 		application: cfg.Conn.RuntimeParams["application_name"],
 		log:         cfg.Log.With("slot", cfg.Slot),
+		pulse:       cfg.Pulse,
 		config:      replicationConfig(cfg.Conn),
 		seen:        newProgress(),
 		gulps:       make(chan event.Gulp, bufferCount),
@@ -145,7 +151,8 @@ func (s *Stream) identify(ctx context.Context, confirmInterval time.Duration) er
 	if err != nil {
 		return fmt.Errorf("reading the server's settings: wal_sender_timeout is not a number")
 	}
-	s.interval, s.patience = rhythm(time.Duration(millis)*time.Millisecond, confirmInterval)
+	s.timeout = time.Duration(millis) * time.Millisecond
+	s.interval, s.patience = rhythm(s.timeout, confirmInterval)
 	return nil
 }
 
@@ -207,6 +214,10 @@ func (s *Stream) Confirm(lsn pglogrepl.LSN) {
 // ReceivedAt returns when anything was last received, keepalives included;
 // the zero time before that.
 func (s *Stream) ReceivedAt() time.Time { return s.seen.receivedAt() }
+
+// SenderTimeout returns the server's wal_sender_timeout for this connection; 0
+// is none. A server that has one sends something at least that often.
+func (s *Stream) SenderTimeout() time.Duration { return s.timeout }
 
 // ServerEnd returns how far the server has sent, as its last keepalive told;
 // 0 before the first one.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 	"github.com/cdc-relay/cdc-relay/internal/wal"
 	"github.com/cdc-relay/cdc-relay/internal/waltest"
 )
@@ -185,7 +186,9 @@ func TestStream(t *testing.T) {
 		waltest.Send(b.Keepalive(0x200, false)),
 		waltest.ExpectTerminate(0x200),
 	})
-	s := start(t, config(t, server.DSN()))
+	cfg := config(t, server.DSN())
+	cfg.Pulse = pulse.NewBoard()
+	s := start(t, cfg)
 	if system, timeline := s.Server(); system != waltest.SystemID || timeline != waltest.Timeline {
 		t.Errorf("server is %d, timeline %d", system, timeline)
 	}
@@ -199,6 +202,9 @@ func TestStream(t *testing.T) {
 	if s.ReceivedAt().IsZero() {
 		t.Error("nothing was received")
 	}
+	if parts := cfg.Pulse.Parts(); len(parts) != 2 || parts[0].Name != "confirmation" || parts[1].Name != "receiver" {
+		t.Errorf("parts that run: %v", parts)
+	}
 	s.Confirm(0x200)
 	s.stopClean(t)
 	if got := s.Confirmed(); got != 0x200 {
@@ -206,6 +212,9 @@ func TestStream(t *testing.T) {
 	}
 	if _, open := <-s.Gulps(); open {
 		t.Error("Gulps is not closed after the end")
+	}
+	if parts := cfg.Pulse.Parts(); len(parts) != 0 {
+		t.Errorf("parts that run after the end: %v", parts)
 	}
 }
 
