@@ -96,8 +96,12 @@ func (o observed) status(slot string) monitor.Status {
 		Leader: s.Leader, Slot: slot, Epoch: s.Epoch,
 		Positions: monitor.Positions(s.Positions),
 	}
-	if last := o.sampler.Last(); last != nil && last.Lease.Held {
+	last := o.sampler.Last()
+	if last != nil && last.Lease.Held {
 		status.LeaderInstance = last.Lease.Instance
+	}
+	if last != nil && !s.Leader {
+		status.Epoch = last.Lease.Epoch
 	}
 	return status
 }
@@ -116,7 +120,7 @@ func (o observed) health() monitor.Health {
 		h.Schema = monitor.Fail
 	}
 	if stream := o.vitals.stream.Load(); stream != nil {
-		h.Stream.Connected, h.Stream.MessageAt = true, stream.ReceivedAt()
+		h.Stream.Connected, h.Stream.MessageAt, h.Stream.SenderTimeout = true, stream.ReceivedAt(), stream.SenderTimeout()
 	}
 	if publisher := o.vitals.publisher.Load(); publisher != nil {
 		h.BrokerAt = publisher.HeardAt()

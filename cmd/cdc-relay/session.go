@@ -131,6 +131,7 @@ func (o *opener) connectStream(ctx context.Context, session event.Session) (*wal
 		Publication:     o.c.Slot.Publication,
 		ConfirmInterval: o.c.Slot.ConfirmInterval,
 		Log:             o.log,
+		Pulse:           o.vitals.pulse,
 	})
 	if err != nil {
 		return nil, err
@@ -164,6 +165,7 @@ func (o *opener) parts(ctx context.Context, t relay.Tenure, inbox *relay.Inbox, 
 		Session:  t.Session(),
 		Batch:    o.c.Writeback.Batch,
 		Interval: o.c.Writeback.Interval,
+		Pulse:    o.vitals.pulse,
 	}, inbox.Recorder(), o.log, o.backMetrics)
 	if err != nil {
 		return nil, err
@@ -174,6 +176,7 @@ func (o *opener) parts(ctx context.Context, t relay.Tenure, inbox *relay.Inbox, 
 		Permit:   t.Permit,
 		Metrics:  o.sinkMetrics,
 		Log:      o.log,
+		Pulse:    o.vitals.pulse,
 	})
 	if err != nil {
 		return nil, err

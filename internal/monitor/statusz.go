@@ -18,7 +18,8 @@ type Status struct {
 	Reason string
 	What   string
 	Remedy string
-	// Leader tells that this instance leads Slot, in Epoch.
+	// Leader tells that this instance leads Slot. Epoch is its own then, else
+	// the last one that is known.
 	Leader bool
 	Slot   string
 	Epoch  int64
