@@ -32,7 +32,8 @@ type Tenure interface {
 	// the end of the tenure or of ctx.
 	Permit(ctx context.Context) error
 	// Release saves lsn (0: leaves it as it is) and gives the lease up, so
-	// that a standby need not wait for it to run out. Run must have ended.
+	// that a standby need not wait for it to run out. Run must have ended. It
+	// is called once, also when leadership was lost.
 	Release(ctx context.Context, lsn pglogrepl.LSN) error
 }
 

@@ -158,7 +158,8 @@ func (r *Relay) term(ctx context.Context) (streamed bool, err error) {
 }
 
 // release gives the lease up, so that a standby need not wait for it to run
-// out. It may fail: the lease then does run out.
+// out, and frees what the tenure holds, lost or not. It may fail: the lease
+// then does run out.
 func (r *Relay) release(ctx context.Context, tenure Tenure) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
