@@ -45,6 +45,7 @@ type world struct {
 	confirmed pglogrepl.LSN
 	saved     pglogrepl.LSN
 	released  int
+	hold      chan struct{}   // unless nil, acknowledgements wait until it is closed
 	mute      bool            // the broker does not answer
 	early     []pglogrepl.LSN // confirmed before it was saved: breaks I2
 	sources   []*memSource
@@ -336,6 +337,13 @@ func (p *memPublisher) Run(ctx context.Context) error {
 			p.w.log = append(p.w.log, refs[i].ID)
 		}
 		p.w.mu.Unlock()
+		if p.w.hold != nil {
+			select {
+			case <-p.w.hold:
+			case <-ctx.Done():
+				return nil
+			}
+		}
 		if !mute {
 			p.out.Acked(refs)
 		}
