@@ -278,6 +278,7 @@ func (l *line) consume(ctx context.Context, frame []byte) error {
 	case decoder.Begin:
 		l.xid = decoder.Widen(l.msg.XID, l.xid)
 		l.commit = l.msg.CommitLSN
+		l.ledger.Begin()
 	case decoder.Insert:
 		l.insert(ctx)
 	case decoder.Commit:

@@ -22,6 +22,7 @@ func (l *line) startPass(ctx context.Context) {
 	l.board.set(Recovering, nil)
 	p := &pass{asking: true}
 	l.pass = p
+	l.ledger.Begin()
 	l.ask(ctx, "opening a snapshot of the table", func() (err error) {
 		p.rows, err = l.parts.OpenPass(ctx)
 		return err
