@@ -132,10 +132,7 @@ func (p *Pass) scan(rows pgx.Rows, maxBytes int64) (page []event.Event, more boo
 	var upto *int64
 	var found bool
 	var before int64
-	s, err := newScanner(rows, p.columns, &upto, &found, &before)
-	if err != nil {
-		return nil, false, err
-	}
+	s := newScanner(rows, p.columns, &upto, &found, &before)
 	for bytes := int64(0); len(page) == 0 || bytes < maxBytes; {
 		if more, err := s.next(); err != nil {
 			return nil, false, err

@@ -64,10 +64,7 @@ func (r *Rows) scanFound(rows pgx.Rows, refs []event.Ref, maxBytes int64) ([]eve
 	var place, before int64
 	var due, gone bool
 	var lsn *string
-	s, err := newScanner(rows, r.cfg.Columns, &place, &due, &gone, &lsn, &before)
-	if err != nil {
-		return nil, err
-	}
+	s := newScanner(rows, r.cfg.Columns, &place, &due, &gone, &lsn, &before)
 	found := make([]event.Found, 0, len(refs))
 	// The stored size may be a compressed one: count again.
 	for bytes := int64(0); len(found) == 0 || bytes < maxBytes; {

@@ -16,34 +16,41 @@ import (
 // scanner reads a result of some columns of the statement's own, followed by
 // all columns of the outbox table, whichever it has.
 type scanner struct {
-	rows pgx.Rows
-	dest []any // for the own columns, then nil for each one of the table
-	own  int
-	row  *decoder.Row
+	rows  pgx.Rows
+	names map[string]string
+	own   int
+	dest  []any        // for the own columns, then nil for each one of the table
+	row   *decoder.Row // nil before the first row
 }
 
-func newScanner(rows pgx.Rows, names map[string]string, own ...any) (*scanner, error) {
-	described := rows.FieldDescriptions()
-	if len(described) < len(own) {
-		return nil, rows.Err() // the statement failed
-	}
-	fields := make([]decoder.Field, len(described)-len(own))
-	for i, d := range described[len(own):] {
-		fields[i] = decoder.Field{Name: d.Name, OID: d.DataTypeOID, Binary: d.Format == pgx.BinaryFormatCode}
-	}
-	row, err := decoder.NewRow(fields, names)
-	if err != nil {
-		return nil, unreadable(err)
-	}
-	return &scanner{rows: rows, dest: append(own, make([]any, len(fields))...), own: len(own), row: row}, nil
+func newScanner(rows pgx.Rows, names map[string]string, own ...any) *scanner {
+	return &scanner{rows: rows, names: names, own: len(own), dest: own}
 }
 
-// next reads the statement's own columns of the next row.
+// next moves to the next row and reads the statement's own columns of it.
 func (s *scanner) next() (more bool, err error) {
 	if !s.rows.Next() {
 		return false, s.rows.Err()
 	}
+	if s.row == nil {
+		if err := s.describe(); err != nil {
+			return false, err
+		}
+	}
 	return true, s.rows.Scan(s.dest...)
+}
+
+func (s *scanner) describe() (err error) {
+	described := s.rows.FieldDescriptions()[s.own:]
+	fields := make([]decoder.Field, len(described))
+	for i, d := range described {
+		fields[i] = decoder.Field{Name: d.Name, OID: d.DataTypeOID, Binary: d.Format == pgx.BinaryFormatCode}
+	}
+	if s.row, err = decoder.NewRow(fields, s.names); err != nil {
+		return unreadable(err)
+	}
+	s.dest = append(s.dest, make([]any, len(fields))...)
+	return nil
 }
 
 // event reads the table's columns of the row that next has moved to. The event
