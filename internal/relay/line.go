@@ -17,8 +17,9 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/ledger"
 )
 
-// batchEvents is how many events go to the publisher, or to a lookup, at once.
-const batchEvents = 512
+// batchEvents is how many events go to the publisher, or to a lookup, at once:
+// about those of a gulp.
+const batchEvents = 1024
 
 // flushBytes of WAL without a pause of the server wake the publisher.
 const flushBytes = 512 << 10
