@@ -31,7 +31,10 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true)`
 
 // requeueSQL picks due rows, leaving out those that somebody has locked, and
-// makes them due now: that fires the trigger. Only the leader's tenure may.
+// touches them: that fires the trigger. The due time stays as it is. A row that
+// a person has requeued may be picked too, while it is on its way or in flight:
+// its second message then names the same due time, by which the line knows it.
+// Only the leader's tenure may.
 const requeueSQL = `
 WITH pick AS MATERIALIZED (
   SELECT p.{id} FROM {table} p
@@ -40,7 +43,7 @@ WITH pick AS MATERIALIZED (
    ORDER BY {order}
    LIMIT $5::bigint
      FOR NO KEY UPDATE OF p SKIP LOCKED)
-UPDATE {table} o SET {next_attempt_at} = now()
+UPDATE {table} o SET {next_attempt_at} = o.{next_attempt_at}
   FROM pick WHERE o.{id} = pick.{id}
 RETURNING o.{id}::bigint, o.{attempts}::int`
 

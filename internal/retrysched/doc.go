@@ -2,9 +2,9 @@
 // rows when they are due.
 //
 // The policy is a pure function. What it decides is persisted on the row by
-// the write-back, so a schedule survives the process. The Scheduler only sets
-// next_attempt_at of due rows to now: the requeue trigger's message brings
-// them through the WAL, and that is the only way (I7 needs no other).
+// the write-back, so a schedule survives the process. The Scheduler only touches
+// next_attempt_at of due rows: the requeue trigger's message brings them through
+// the WAL, and that is the only way.
 //
 // A row that is requeued is left alone until the line has settled it, or until
 // the slot has certainly passed its message and the patience is over. A message

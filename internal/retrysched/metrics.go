@@ -12,7 +12,7 @@ type Metrics struct {
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	vec := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "cdc_relay_requeued_total",
-		Help: "Rows that the leader has set to be due now: after a failed attempt, delayed ones, and those the slot never showed.",
+		Help: "Rows that the leader lets come through the slot: after a failed attempt, delayed ones, and those the slot never showed.",
 	}, []string{"reason"})
 	reg.MustRegister(vec)
 	return &Metrics{retry: vec.WithLabelValues("retry"), delayed: vec.WithLabelValues("delayed"), missed: vec.WithLabelValues("missed")}

@@ -44,8 +44,8 @@ type Config struct {
 type table interface {
 	// positions returns the end of the WAL and how far the slot has come.
 	positions(ctx context.Context) (end, confirmed pglogrepl.LSN, err error)
-	// requeue sets rows that are due, except these ids, to be due now. It
-	// returns them.
+	// requeue lets the trigger emit the message of rows that are due, except
+	// of these ids. It returns them.
 	requeue(ctx context.Context, except []int64) ([]requeued, error)
 }
 
