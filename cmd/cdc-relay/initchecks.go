@@ -85,8 +85,7 @@ func missingSlot(ctx context.Context, conn *pgx.Conn, c *config.Config) (string,
 	problems := facts.Problems(doctorConfig(c))
 	switch {
 	case c.Slot.Failover && facts.Version < failoverSlots:
-		return "", &fault.Blocked{Reason: "slot.failover", What: "slot.failover is set, and this server is older than PostgreSQL 17",
-			Remedy: "set slot.failover to false"}
+		return "", noFailoverSlots()
 	case facts.Slot == nil:
 		return createSlotSQL(c.Slot), firstProblem(problems, "pg.wal_level")
 	case c.Slot.Failover:
@@ -95,6 +94,11 @@ func missingSlot(ctx context.Context, conn *pgx.Conn, c *config.Config) (string,
 		}
 	}
 	return "", firstProblem(problems, "pg.wal_level", "slot.")
+}
+
+func noFailoverSlots() error {
+	return &fault.Blocked{Reason: "slot.failover", What: "slot.failover is set, and this server is older than PostgreSQL 17",
+		Remedy: "set slot.failover to false"}
 }
 
 // createSlotSQL may hold the name between quotes: it is letters, digits and

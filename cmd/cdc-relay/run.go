@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime/debug"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -88,6 +89,9 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	return err
 }
 
+// checkEvery lets what makes a server unfit be seen within a minute.
+const checkEvery = 30 * time.Second
+
 func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Registerer) (*relay.Relay, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -125,6 +129,8 @@ func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Regi
 		InflightEvents: c.Limits.InflightEvents,
 		InflightBytes:  int64(c.Limits.InflightBytes),
 		DrainTimeout:   c.Shutdown.DrainTimeout,
+		ReconcileEvery: c.Reconcile.Interval,
+		CheckEvery:     checkEvery,
 	}, leadership{leader}, o.open, policy, log, reg), nil
 }
 

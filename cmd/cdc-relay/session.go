@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,6 +18,7 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/internal/recovery"
 	"github.com/cdc-relay/cdc-relay/internal/relay"
+	"github.com/cdc-relay/cdc-relay/internal/retrysched"
 	"github.com/cdc-relay/cdc-relay/internal/sink"
 	"github.com/cdc-relay/cdc-relay/internal/statusback"
 	"github.com/cdc-relay/cdc-relay/internal/wal"
@@ -31,6 +33,8 @@ type opener struct {
 	kafka       sink.Config
 	sinkMetrics *sink.Metrics
 	backMetrics *statusback.Metrics
+
+	requeueMetrics *retrysched.Metrics
 }
 
 func newOpener(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Registerer) (*opener, error) {
@@ -38,7 +42,10 @@ func newOpener(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Reg
 	if err != nil {
 		return nil, err
 	}
-	return &opener{c: c, vitals: v, log: log, kafka: kafka, sinkMetrics: sink.NewMetrics(reg), backMetrics: statusback.NewMetrics(reg)}, nil
+	return &opener{
+		c: c, vitals: v, log: log, kafka: kafka,
+		sinkMetrics: sink.NewMetrics(reg), backMetrics: statusback.NewMetrics(reg), requeueMetrics: retrysched.NewMetrics(reg),
+	}, nil
 }
 
 func (o *opener) table() pg.Table { return pg.Table(o.c.Outbox.Table) }
@@ -57,12 +64,13 @@ func (o *opener) connectLease(ctx context.Context, expect *event.Session) (*pgx.
 // open checks the database, connects every part to the server of the tenure
 // and starts the stream.
 func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (_ *relay.Parts, err error) {
-	session := t.Session()
+	tenure := t.(*lease.Tenure)
+	session := tenure.Session()
 	options, err := sqlOptions(o.c)
 	if err != nil {
 		return nil, err
 	}
-	table, err := o.check(ctx, options, &session)
+	facts, err := o.check(ctx, options, &session)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +83,13 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 		stream.Close()
 		return nil, err
 	}
-	parts, err := o.parts(ctx, t, inbox, options, pool)
+	if facts.Slot == nil {
+		err = o.createSlot(ctx, stream, facts)
+	}
+	var parts *relay.Parts
+	if err == nil {
+		parts, err = o.parts(ctx, tenure, inbox, options, pool, facts)
+	}
 	if err == nil {
 		err = stream.Start(ctx)
 	}
@@ -85,7 +99,11 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 		return nil, pg.Explain(err)
 	}
 	parts.Source = stream
-	parts.Decoder = decoder.New(decoder.Config{Table: table, Columns: o.c.Outbox.Columns})
+	parts.Decoder = decoder.New(decoder.Config{Table: facts.Table.OID, Columns: o.c.Outbox.Columns})
+	parts.Check = func(ctx context.Context) error {
+		_, err := o.check(ctx, options, &session)
+		return err
+	}
 	o.vitals.stream.Store(stream)
 	parts.Close = func() {
 		o.vitals.stream.Store(nil)
@@ -94,24 +112,46 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 	return parts, nil
 }
 
-// check returns the OID of the outbox table, once everything is as it must be.
-func (o *opener) check(ctx context.Context, options pg.Options, session *event.Session) (table uint32, err error) {
+// check returns what the database tells about itself, once everything is as it
+// must be. Only the slot may be missing, if it is to be created.
+func (o *opener) check(ctx context.Context, options pg.Options, session *event.Session) (doctor.Facts, error) {
 	conn, _, err := pg.Connect(ctx, options, session)
 	if err != nil {
-		return 0, err
+		return doctor.Facts{}, err
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	facts, err := doctor.Check(ctx, conn, doctor.Config{
-		Table:           o.table(),
-		Columns:         o.c.Outbox.Columns,
-		Publication:     o.c.Slot.Publication,
-		Slot:            o.c.Slot.Name,
-		ApplicationName: options.ApplicationName,
-	})
-	if err != nil {
-		return 0, err
+	defer pg.Close(conn)
+	facts, err := doctor.Check(ctx, conn, doctorConfig(o.c))
+	if b := fault.AsBlocked(err); b != nil && b.Reason == doctor.SlotMissing && o.c.Slot.Create {
+		return facts, nil
 	}
-	return facts.Table.OID, nil
+	return facts, err
+}
+
+// createSlot makes the slot, as the login that streams.
+func (o *opener) createSlot(ctx context.Context, stream *wal.Stream, facts doctor.Facts) error {
+	if o.c.Slot.Failover && facts.Version < failoverSlots {
+		return noFailoverSlots()
+	}
+	o.log.Info("creating the slot; that waits for the end of every transaction that is writing", "slot", o.c.Slot.Name)
+	_, err := stream.CreateSlot(ctx, o.c.Slot.Failover)
+	switch pg.Code(err) {
+	case codeTooManySlots, pg.CodeNoPrivilege:
+		return &fault.Blocked{Reason: doctor.SlotMissing,
+			What:   fmt.Sprintf("the slot %s is missing and cannot be created (SQLSTATE %s)", o.c.Slot.Name, pg.Code(err)),
+			Remedy: "give the login that streams the REPLICATION attribute, and raise max_replication_slots if all are in use; or create the slot with cdc-relay init --apply",
+			Err:    err}
+	}
+	return err
+}
+
+// codeTooManySlots is what the server answers when all slots are in use.
+const codeTooManySlots = "53400"
+
+// needsPass reports whether the table may hold READY rows that the slot will
+// not show: what lies before the slot's position is resolved only up to the
+// saved position, and that only on the timeline where it was saved.
+func needsPass(slot *doctor.Slot, t *lease.Tenure) bool {
+	return slot == nil || t.SavedLSN() == 0 || t.TimelineSwitched() || slot.Confirmed > t.SavedLSN()
 }
 
 // connectStream makes the replication connection and proves that it reaches
@@ -151,8 +191,8 @@ func (o *opener) connectStream(ctx context.Context, session event.Session) (*wal
 
 // parts makes what works through SQL and Kafka. None of it connects yet, but
 // to ask for a transaction id.
-func (o *opener) parts(ctx context.Context, t relay.Tenure, inbox *relay.Inbox, options pg.Options, db recovery.DB) (*relay.Parts, error) {
-	rows := recovery.New(recovery.Config{DB: db, Table: o.table(), Columns: o.c.Outbox.Columns, Slot: o.c.Slot.Name})
+func (o *opener) parts(ctx context.Context, t *lease.Tenure, inbox *relay.Inbox, options pg.Options, db recovery.DB, facts doctor.Facts) (*relay.Parts, error) {
+	rows := o.rows(t, options, db)
 	xmax, err := rows.XMax(ctx)
 	if err != nil {
 		return nil, err
@@ -161,7 +201,7 @@ func (o *opener) parts(ctx context.Context, t relay.Tenure, inbox *relay.Inbox, 
 		Database: options,
 		Table:    o.table(),
 		Slot:     o.c.Slot.Name,
-		Owner:    t.(*lease.Tenure).Owner(),
+		Owner:    t.Owner(),
 		Session:  t.Session(),
 		Batch:    o.c.Writeback.Batch,
 		Interval: o.c.Writeback.Interval,
@@ -182,5 +222,57 @@ func (o *opener) parts(ctx context.Context, t relay.Tenure, inbox *relay.Inbox, 
 		return nil, err
 	}
 	o.vitals.publisher.Store(publisher)
-	return &relay.Parts{Publisher: publisher, Recorder: recorder, Rows: rows, XMax: xmax}, nil
+	parts := &relay.Parts{Publisher: publisher, Recorder: recorder, Rows: rows, Scheduler: o.scheduler(t, db, facts.Table), XMax: xmax}
+	if needsPass(facts.Slot, t) {
+		parts.OpenPass = func(ctx context.Context) (relay.Pass, error) {
+			pass, err := rows.OpenPass(ctx)
+			if err != nil {
+				return nil, err // not a Pass that holds nil
+			}
+			return pass, nil
+		}
+	}
+	return parts, nil
+}
+
+// passIdle is how long a snapshot may wait for room on the line.
+const passIdle = 10 * time.Minute
+
+func (o *opener) rows(t *lease.Tenure, options pg.Options, db recovery.DB) *recovery.Rows {
+	session := t.Session()
+	options.IdleInTx = passIdle
+	return recovery.New(recovery.Config{
+		DB: db,
+		Connect: func(ctx context.Context) (*pgx.Conn, error) {
+			conn, _, err := pg.Connect(ctx, options, &session)
+			return conn, err
+		},
+		Table:   o.table(),
+		Columns: o.c.Outbox.Columns,
+		Slot:    o.c.Slot.Name,
+		Epoch:   session.Epoch,
+		Owner:   t.Owner(),
+		Page:    o.c.Reconcile.Page,
+		Missed:  o.requeueMetrics.Missed(),
+	})
+}
+
+func (o *opener) scheduler(t *lease.Tenure, db retrysched.DB, table *doctor.Table) *retrysched.Scheduler {
+	priority, mapped := o.c.Outbox.Columns["priority"]
+	if !mapped {
+		priority = "priority"
+	}
+	_, hasPriority := table.Columns[priority]
+	return retrysched.New(retrysched.Config{
+		DB:          db,
+		Table:       o.table(),
+		Columns:     o.c.Outbox.Columns,
+		HasPriority: hasPriority,
+		Slot:        o.c.Slot.Name,
+		Epoch:       t.Session().Epoch,
+		Owner:       t.Owner(),
+		Tick:        o.c.Retry.Tick,
+		Batch:       o.c.Retry.Batch,
+		Patience:    o.c.Retry.Patience,
+	}, o.log, o.requeueMetrics)
 }

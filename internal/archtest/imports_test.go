@@ -52,9 +52,9 @@ var table = map[string][]string{
 		errgroup, metrics},
 	"internal/sink/record": {"internal/event", kafkaGo, compress, lz4},
 	"internal/statusback":  {"internal/event", "internal/fault", "internal/pg", "internal/pulse", "outbox", pglogrepl, pgx, backoff, metrics},
-	"internal/retrysched":  {"internal/event", "internal/fault", "internal/pg", "internal/pulse", "outbox", pgx, backoff, metrics},
+	"internal/retrysched":  {"internal/event", "internal/fault", "internal/pg", "internal/pulse", "outbox", pglogrepl, pgx, backoff, metrics},
 	"internal/lease":       {"internal/event", "internal/fault", "internal/pg", "internal/pulse", pglogrepl, pgx, backoff, metrics},
-	"internal/recovery":    {"internal/event", "internal/fault", "internal/pg", "outbox", pglogrepl, pgx, metrics},
+	"internal/recovery":    {"internal/decoder", "internal/event", "internal/fault", "internal/pg", "outbox", pglogrepl, pgx, metrics},
 	"internal/retention":   {"internal/fault", "internal/pg", "outbox", pgx, metrics},
 	"internal/doctor":      {"internal/event", "internal/fault", "internal/pg", "migrations", "outbox", pglogrepl, pgx, kafkaGo},
 

@@ -19,6 +19,7 @@ type Config struct {
 	Record    Record
 	Failure   Failure
 	Retry     Retry
+	Reconcile Reconcile
 	Writeback Writeback
 	Limits    Limits
 	Sampler   Sampler
@@ -48,8 +49,9 @@ type Postgres struct {
 type Slot struct {
 	Name        string
 	Publication string
-	// Failover lets init create a slot that is copied to standbys
-	// (PostgreSQL 17+).
+	// Create lets the relay create a slot that is missing.
+	Create bool
+	// Failover creates a slot that is copied to standbys (PostgreSQL 17+).
 	Failover bool
 	// ConfirmInterval is the longest time between two status messages.
 	ConfirmInterval time.Duration
@@ -144,8 +146,20 @@ type Retry struct {
 	Jitter           float64 // a fraction, 0 to 0.5
 	MaxAttempts      int     // class record
 	TopicMaxAttempts int     // class topic; 0 = without limit
+	// Tick is the time between two looks for due rows, Batch how many of them
+	// are requeued at a time.
+	Tick  time.Duration
+	Batch int
+	// Patience is how long a requeue is waited for before it is repeated.
+	Patience time.Duration
 	// BrokerBackoff is between attempts on brokers, which have no limit.
 	BrokerBackoff Backoff
+}
+
+// Reconcile is the search for rows that the slot never showed.
+type Reconcile struct {
+	Interval time.Duration
+	Page     int // rows
 }
 
 // Backoff bounds the wait between attempts that consume none.

@@ -92,7 +92,9 @@ var slotKeys = []key{
 		func(c *Config) *string { return &c.Slot.Name }, isSlotName),
 	entry("slot.publication", "cdc_relay", "the publication of the outbox table",
 		func(c *Config) *string { return &c.Slot.Publication }, isName),
-	entry("slot.failover", "false", "init creates a failover slot (PostgreSQL 17 and later)",
+	entry("slot.create", "true", "create the slot when it is missing",
+		func(c *Config) *bool { return &c.Slot.Create }),
+	entry("slot.failover", "false", "create it as a failover slot (PostgreSQL 17 and later)",
 		func(c *Config) *bool { return &c.Slot.Failover }),
 	entry("slot.confirm_interval", "1s", "longest time between two status messages; a third of wal_sender_timeout if that is less",
 		func(c *Config) *time.Duration { return &c.Slot.ConfirmInterval }, positive),
@@ -197,10 +199,20 @@ var failureKeys = []key{
 		func(c *Config) *int { return &c.Retry.MaxAttempts }, within(1, 1_000_000)),
 	entry("retry.topic_max_attempts", "100", "of an event whose topic is missing or denied; 0: without limit",
 		func(c *Config) *int { return &c.Retry.TopicMaxAttempts }, within(0, 1_000_000)),
+	entry("retry.tick", "1s", "time between two looks for rows that are due",
+		func(c *Config) *time.Duration { return &c.Retry.Tick }, positive),
+	entry("retry.batch", "500", "rows requeued at a time",
+		func(c *Config) *int { return &c.Retry.Batch }, within(1, 10_000)),
+	entry("retry.patience", "30s", "no second requeue of a row before this",
+		func(c *Config) *time.Duration { return &c.Retry.Patience }, positive),
 	entry("retry.broker_backoff.min", "50ms", "first wait for a broker; consumes no attempt",
 		func(c *Config) *time.Duration { return &c.Retry.BrokerBackoff.Min }, positive),
 	entry("retry.broker_backoff.max", "5s", "longest wait for a broker",
 		func(c *Config) *time.Duration { return &c.Retry.BrokerBackoff.Max }, positive),
+	entry("reconcile.interval", "1m", "time between two searches for rows that the slot never showed",
+		func(c *Config) *time.Duration { return &c.Reconcile.Interval }, positive),
+	entry("reconcile.page", "5000", "rows in one of its steps",
+		func(c *Config) *int { return &c.Reconcile.Page }, within(1, 100_000)),
 }
 
 var processKeys = []key{
@@ -233,11 +245,11 @@ var processKeys = []key{
 // later names keys and sections that belong to the contract and have no effect
 // in this version. Accepting them silently would promise what is not done.
 var later = []string{
-	"slot.create", "slot.recreate_if_lost", "slot.probe_interval",
+	"slot.recreate_if_lost", "slot.probe_interval",
 	"kafka.transactional_id", "kafka.partition_grace",
 	"failure.by_type", "failure.include_detail",
-	"retry.by_type", "retry.tick", "retry.batch", "retry.patience",
-	"reconcile", "retention",
+	"retry.by_type",
+	"reconcile.sweep_after", "retention",
 	"http.tls", "http.token", "http.pprof_listen",
 	"page", "tracing", "poll",
 }

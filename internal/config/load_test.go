@@ -130,11 +130,11 @@ func TestProblems(t *testing.T) {
 				"config: postgresql: is unknown; did you mean postgres?",
 				"config: limits.drain_timeout: is unknown; did you mean shutdown.drain_timeout?",
 			}},
-		{name: "later version", yaml: "retention: {consumed: 14d}\nhttp: {token: x}\nretry: {tick: 1s}\nslot: {recreate_if_lost: true}",
+		{name: "later version", yaml: "retention: {consumed: 14d}\nhttp: {token: x}\nretry: {by_type: {}}\nslot: {recreate_if_lost: true}",
 			want: []string{
 				"config: retention: is not in this version; remove it",
 				"config: http.token: is not in this version; remove it",
-				"config: retry.tick: is not in this version; remove it",
+				"config: retry.by_type: is not in this version; remove it",
 				"config: slot.recreate_if_lost: is not in this version; remove it",
 			}},
 		{name: "block", yaml: "failure: {on_failure: block}",

@@ -107,17 +107,18 @@ func (d *Decoder) describe(r *reader) error {
 	if err := r.end(); err != nil {
 		return err
 	}
-	if err := d.assign(columns); err != nil {
+	if err := assign(columns, d.names); err != nil {
 		return fmt.Errorf("reading the columns of the outbox table: %w", err)
 	}
 	d.relation = columns
 	return nil
 }
 
-// assign finds the design's columns among those of the table, by name.
-func (d *Decoder) assign(columns []column) error {
+// assign finds the design's columns among those of the table, by name. names
+// are the mapped ones.
+func assign(columns []column, names map[string]string) error {
 	for _, want := range design {
-		name, mapped := d.names[want.name]
+		name, mapped := names[want.name]
 		if !mapped {
 			name = want.name
 		}

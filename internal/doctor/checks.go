@@ -14,6 +14,10 @@ import (
 // oldestVersion is the oldest server_version_num that the relay works with.
 const oldestVersion = 140000
 
+// SlotMissing is the reason of a slot that does not exist. It is the last of
+// all checks: with it alone, everything else is as it must be.
+const SlotMissing = "slot.exists"
+
 // report collects the problems of one group of checks.
 type report []*fault.Blocked
 
@@ -156,7 +160,7 @@ func checkSlot(f Facts, cfg Config) []*fault.Blocked {
 	var r report
 	s := f.Slot
 	if s == nil {
-		r.add("slot.exists", fmt.Sprintf("there is no replication slot %s", cfg.Slot), "run: cdc-relay init --apply; "+requeueAll(cfg))
+		r.add(SlotMissing, fmt.Sprintf("there is no replication slot %s", cfg.Slot), "run: cdc-relay init --apply, or set slot.create to true")
 		return r
 	}
 	const another = "name another one in slot.name"
@@ -169,7 +173,7 @@ func checkSlot(f Facts, cfg Config) []*fault.Blocked {
 	if s.Temporary {
 		r.add("slot.temporary", fmt.Sprintf("the slot %s is temporary", cfg.Slot), another)
 	}
-	again := fmt.Sprintf("run: SELECT pg_drop_replication_slot('%s'), then cdc-relay init --apply; %s", cfg.Slot, requeueAll(cfg))
+	again := fmt.Sprintf("run: SELECT pg_drop_replication_slot('%s'); with slot.create the relay makes a new one and publishes what is READY first", cfg.Slot)
 	switch {
 	case s.Invalidated != "":
 		r.add("slot.invalidation", fmt.Sprintf("the slot %s was invalidated (%s)", cfg.Slot, s.Invalidated), again)
@@ -177,10 +181,4 @@ func checkSlot(f Facts, cfg Config) []*fault.Blocked {
 		r.add("slot.wal_status", fmt.Sprintf("the slot %s has lost WAL that it needs", cfg.Slot), again)
 	}
 	return r
-}
-
-// requeueAll brings back what was written while there was no usable slot.
-func requeueAll(cfg Config) string {
-	return fmt.Sprintf("rows written while there was none go out when requeued: UPDATE %s SET %[2]s = now() WHERE %[3]s = 0 AND %[2]s IS NULL",
-		cfg.Table.Ident(), pgx.Identifier{cfg.column("next_attempt_at")}.Sanitize(), pgx.Identifier{cfg.column("send_status")}.Sanitize())
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-relay/cdc-relay/internal/pg"
@@ -66,6 +67,7 @@ type Slot struct {
 	WALStatus    string // reserved, extended, unreserved, lost
 	Invalidated  string // why, "" if it is not; 17 and newer
 	ActivePID    int32  // 0: nobody streams from it
+	Confirmed    pglogrepl.LSN
 }
 
 // Look reads the facts. It changes nothing.
@@ -179,15 +181,20 @@ func readPublication(ctx context.Context, conn *pgx.Conn, cfg Config, f *Facts) 
 
 func readSlot(ctx context.Context, conn *pgx.Conn, cfg Config, f *Facts) error {
 	var s Slot
+	var confirmed string
 	err := conn.QueryRow(ctx, `
 		SELECT coalesce(plugin::text, ''), coalesce(database = current_database(), false), temporary,
-		       coalesce(wal_status, ''), coalesce(to_jsonb(s) ->> 'invalidation_reason', ''), coalesce(active_pid, 0)
+		       coalesce(wal_status, ''), coalesce(to_jsonb(s) ->> 'invalidation_reason', ''), coalesce(active_pid, 0),
+		       coalesce(confirmed_flush_lsn, '0/0')::text
 		  FROM pg_replication_slots s WHERE slot_name = $1`, cfg.Slot).
-		Scan(&s.Plugin, &s.SameDatabase, &s.Temporary, &s.WALStatus, &s.Invalidated, &s.ActivePID)
+		Scan(&s.Plugin, &s.SameDatabase, &s.Temporary, &s.WALStatus, &s.Invalidated, &s.ActivePID, &confirmed)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
 	if err != nil {
+		return err
+	}
+	if s.Confirmed, err = pglogrepl.ParseLSN(confirmed); err != nil {
 		return err
 	}
 	f.Slot = &s

@@ -127,17 +127,27 @@ type Park struct {
 	Delay time.Duration
 }
 
-// Fate is what the table says of an event that the stream delivers again.
+// Fate is what the table says of an event: one that the stream delivers again,
+// or one whose row was requeued.
 type Fate uint8
 
 const (
-	// FatePublish: the row is READY and not parked, or not visible yet.
+	// FatePublish: the row is READY and not parked, or not visible yet; of a
+	// requeued row: READY and due.
 	FatePublish Fate = iota
 	// FateSettled: the row is SENT or further, or parked; the table owns it.
 	FateSettled
 	// FateGone: the row's transaction is visible and the row is not there.
 	FateGone
 )
+
+// Found is what the table holds of a requeued row.
+type Found struct {
+	Fate Fate
+	// Event is the row as it is now, with its Due, Attempts and CommitLSN;
+	// only its id is set unless Fate is FatePublish. It owns its bytes.
+	Event Event
+}
 
 // Gulp is a run of whole replication messages, in the order of the stream.
 type Gulp struct {

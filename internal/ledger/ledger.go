@@ -43,6 +43,7 @@ type Ledger struct {
 	head      int    // index of the oldest cell
 	count     int    // cells in use
 	hint      int    // position (from head) where the last resolution was
+	open      bool   // between Begin and Seal
 	next      event.Seq
 	pending   int
 	watermark pglogrepl.LSN
@@ -50,6 +51,9 @@ type Ledger struct {
 
 // New returns an empty ledger whose watermark is 0: nothing may be confirmed.
 func New() *Ledger { return &Ledger{cells: make([]cell, 64)} }
+
+// Begin opens a transaction.
+func (l *Ledger) Begin() { l.open = true }
 
 // Track numbers the next event, which belongs to the open transaction.
 func (l *Ledger) Track() event.Seq {
@@ -68,6 +72,7 @@ func (l *Ledger) Track() event.Seq {
 // Seal ends the open transaction at the commit's end LSN. A transaction
 // without a tracked event is sealed too: it moves the watermark as well.
 func (l *Ledger) Seal(end pglogrepl.LSN) {
+	l.open = false
 	c := l.last()
 	if c == nil {
 		l.raise(end)
@@ -79,13 +84,12 @@ func (l *Ledger) Seal(end pglogrepl.LSN) {
 }
 
 // AdvanceIdle takes a keepalive's position: everything that the server has
-// committed before it has been received. Between Track and Seal it is
-// ignored, as the position then lies inside a transaction.
+// committed before it has been received. Inside a transaction it is ignored,
+// as the position then lies before the transaction's end.
 func (l *Ledger) AdvanceIdle(serverEnd pglogrepl.LSN) {
-	if c := l.last(); c != nil && !c.sealed {
-		return
+	if !l.open {
+		l.Seal(serverEnd)
 	}
-	l.Seal(serverEnd)
 }
 
 // Resolve settles an event. Resolutions may come in any order; one of an

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
@@ -21,39 +22,71 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Config says which rows to ask about.
+// Config says which rows to ask about, and for whom.
 type Config struct {
-	DB    DB
-	Table pg.Table
+	DB DB
+	// Connect makes a connection of its own for a READY-first pass.
+	Connect func(context.Context) (*pgx.Conn, error)
+	Table   pg.Table
 	// Columns gives, for a column of the design, the name of the table's
 	// column that plays its part. What is missing has the same name.
 	Columns map[string]string
 	Slot    string
+	// Epoch and Owner are those of the tenure: rows are requeued by the
+	// slot's leader only.
+	Epoch int64
+	Owner [16]byte
+	// Page is how many rows one statement walks over, and how many a
+	// reconcile lists at most.
+	Page int
+	// Missed counts the rows that a reconcile has requeued.
+	Missed prometheus.Counter
 }
 
 // Rows asks the outbox table about its rows. It is as safe for concurrent use
-// as its DB is.
+// as its DB is, except for Unsent and OpenPass, which are called one at a time.
 type Rows struct {
-	db       DB
-	prefix   string // of probe messages
-	count    string
-	classify string
+	cfg  Config
+	db   DB
+	sql  statements
+	walk walk // of Unsent
+}
+
+// statements are the texts for one table.
+type statements struct {
+	count, classify           string
+	read, page                string
+	survey, walk              string
+	raiseLowWater, requeueAll string
 }
 
 // New returns the Rows of a table. It does no I/O.
 func New(cfg Config) *Rows {
 	names := replacer(cfg.Table, cfg.Columns)
 	return &Rows{
-		db:       cfg.DB,
-		prefix:   ProbePrefix(cfg.Slot),
-		count:    names.Replace(countSQL),
-		classify: names.Replace(classifySQL),
+		cfg: cfg,
+		db:  cfg.DB,
+		sql: statements{
+			count:         names.Replace(countSQL),
+			classify:      names.Replace(classifySQL),
+			read:          names.Replace(readSQL),
+			page:          names.Replace(pageSQL),
+			survey:        names.Replace(surveySQL),
+			walk:          names.Replace(walkSQL),
+			raiseLowWater: names.Replace(raiseLowWaterSQL),
+			requeueAll:    names.Replace(requeueSQL),
+		},
+		walk: walk{lowWaterAge: lowWaterAge},
 	}
 }
 
 func replacer(table pg.Table, columns map[string]string) *strings.Replacer {
-	pairs := []string{"{table}", table.Ident()}
-	for _, design := range []string{"id", "send_status", "next_attempt_at"} {
+	pairs := []string{
+		"{table}", table.Ident(),
+		"{slot}", table.Sibling("cdc_relay_slot").Ident(),
+		"{lease}", table.Sibling("cdc_relay_lease").Ident(),
+	}
+	for _, design := range []string{"id", "send_status", "next_attempt_at", "payload", "commit_lsn"} {
 		name := design
 		if mapped, ok := columns[design]; ok {
 			name = mapped
@@ -93,48 +126,43 @@ func (r *Rows) Lookup(ctx context.Context, refs []event.Ref) ([]event.Fate, erro
 	if len(refs) == 0 {
 		return fates, nil
 	}
-	ids, xids := make(bigints, len(refs)), make(bigints, len(refs))
-	for i, ref := range refs {
-		ids[i], xids[i] = ref.ID, int64(ref.XID)
-	}
+	ids, xids := idsOf(refs)
 	var publish int
-	if err := r.pinned(ctx, r.count, func(rows pgx.Rows) error { return rows.Scan(&publish) }, ids); err != nil {
+	err := pinned(ctx, r.db, func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&publish}, func() error { return nil })
+		return err
+	}, r.sql.count, ids)
+	if err != nil {
 		return nil, fmt.Errorf("looking up redelivered events: %w", err)
 	}
 	if publish == len(refs) {
 		return fates, nil
 	}
-	err := r.pinned(ctx, r.classify, func(rows pgx.Rows) error {
+	err = pinned(ctx, r.db, func(rows pgx.Rows) error {
 		var place int
 		var gone bool
-		if err := rows.Scan(&place, &gone); err != nil {
-			return err
-		}
-		fates[place-1] = event.FateSettled
-		if gone {
-			fates[place-1] = event.FateGone
-		}
-		return nil
-	}, ids, xids)
+		_, err := pgx.ForEachRow(rows, []any{&place, &gone}, func() error {
+			fates[place-1] = event.FateSettled
+			if gone {
+				fates[place-1] = event.FateGone
+			}
+			return nil
+		})
+		return err
+	}, r.sql.classify, ids, xids)
 	if err != nil {
 		return nil, fmt.Errorf("looking up redelivered events: %w", err)
 	}
 	return fates, nil
 }
 
-// pinned runs one query under pinned plans and calls scan for each row.
-func (r *Rows) pinned(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
+// pinned runs one query under pinned plans. What read leaves of its rows is
+// passed over.
+func pinned(ctx context.Context, db DB, read func(pgx.Rows) error, sql string, args ...any) error {
 	var batch pgx.Batch
 	batch.Queue(pinSQL)
-	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			if err := scan(rows); err != nil {
-				return err
-			}
-		}
-		return rows.Err()
-	})
-	return r.db.SendBatch(ctx, &batch).Close()
+	batch.Queue(sql, args...).Query(read)
+	return db.SendBatch(ctx, &batch).Close()
 }
 
 // XMax returns the first transaction id, 64 bits wide, that is not assigned
@@ -156,7 +184,7 @@ func ProbePrefix(slot string) string { return "cdc-relay-probe/" + slot }
 // as text, in the usual form of a UUID.
 func (r *Rows) Probe(ctx context.Context, id [16]byte) error {
 	const sql = `SELECT pg_logical_emit_message(true, $1::text, $2::text)`
-	if _, err := r.db.Exec(ctx, sql, r.prefix, uuidText(id)); err != nil {
+	if _, err := r.db.Exec(ctx, sql, ProbePrefix(r.cfg.Slot), uuidText(id)); err != nil {
 		return fmt.Errorf("emitting a probe message: %w", err)
 	}
 	return nil

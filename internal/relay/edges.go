@@ -32,7 +32,8 @@ type Tenure interface {
 	// the end of the tenure or of ctx.
 	Permit(ctx context.Context) error
 	// Release saves lsn (0: leaves it as it is) and gives the lease up, so
-	// that a standby need not wait for it to run out. Run must have ended.
+	// that a standby need not wait for it to run out. Run must have ended. It
+	// is called once, also when leadership was lost.
 	Release(ctx context.Context, lsn pglogrepl.LSN) error
 }
 
@@ -75,12 +76,43 @@ type Recorder interface {
 	Park(parks []event.Park)
 }
 
-// Rows asks the table about rows.
+// Rows asks the table about rows. Its errors may pass with another try.
 type Rows interface {
 	// Lookup tells, for each ref in order, what the table says of an event
 	// that may have been delivered before.
 	Lookup(ctx context.Context, refs []event.Ref) ([]event.Fate, error)
+	// Read returns what the table holds of requeued rows: for each ref in
+	// order, ending early once what was read exceeds maxBytes, but never
+	// before the first. It waits until the refs' transactions are visible.
+	Read(ctx context.Context, refs []event.Ref, maxBytes int64) ([]event.Found, error)
 	// Probe commits a probe message with this id, as the text of a UUID. It
 	// comes back through the stream after everything committed before it.
 	Probe(ctx context.Context, id [16]byte) error
+	// Unsent lists rows that are READY and not parked, oldest first, as many
+	// as one reconcile looks at. It may leave out what it knows to be settled.
+	Unsent(ctx context.Context) (ids []int64, err error)
+	// Requeue sets rows that are still READY and not parked to be due now, so
+	// that the WAL delivers them, and returns how many those were.
+	Requeue(ctx context.Context, ids []int64) (n int, err error)
+}
+
+// Pass reads the READY rows of one snapshot that are not parked, by id.
+type Pass interface {
+	// Next returns the next rows, about maxBytes of them; none at the end. The
+	// events own their bytes. An error ends the pass: it is never resumed but
+	// repeated.
+	Next(ctx context.Context, maxBytes int64) ([]event.Event, error)
+	// Close gives the snapshot back.
+	Close()
+}
+
+// Scheduler requeues rows when they are due.
+type Scheduler interface {
+	// Run requeues until ctx ends. It leaves out while accepting says that
+	// the line has no room or makes no progress.
+	Run(ctx context.Context, accepting func() bool) error
+	// Returned tells that the requeue messages of these rows came back; until
+	// Settled tells the same they are not requeued again. Neither blocks.
+	Returned(ids []int64)
+	Settled(ids []int64)
 }

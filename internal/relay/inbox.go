@@ -25,6 +25,7 @@ type mail struct {
 	refused  []refusal
 	resolved [][]event.Ref
 	saved    pglogrepl.LSN
+	failed   error                     // ends the session in order
 	troubles map[string]*fault.Blocked // by edge; a nil value clears it
 }
 
@@ -46,6 +47,9 @@ func (b *Inbox) Recorder() RecorderInbox { return RecorderInbox{b} }
 func (b *Inbox) Saved(lsn pglogrepl.LSN) {
 	b.put(func(m *mail) { m.saved = max(m.saved, lsn) })
 }
+
+// Fail reports a condition under which the session must end, in order.
+func (b *Inbox) Fail(err error) { b.put(func(m *mail) { m.failed = err }) }
 
 // PublisherInbox takes reports about records. Safe for concurrent use; it
 // takes slices over.

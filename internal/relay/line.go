@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -16,8 +17,9 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/ledger"
 )
 
-// batchEvents is how many events go to the publisher, or to a lookup, at once.
-const batchEvents = 512
+// batchEvents is how many events go to the publisher, or to a lookup, at once:
+// about those of a gulp.
+const batchEvents = 1024
 
 // flushBytes of WAL without a pause of the server wake the publisher.
 const flushBytes = 512 << 10
@@ -62,9 +64,24 @@ type line struct {
 	offered   pglogrepl.LSN
 	saved     pglogrepl.LSN
 
-	window   *window // nil once the probe is back
-	draining bool
-	received counts
+	// Questions to the table, beside the stream.
+	answers     chan answer
+	pass        *pass      // nil unless under way
+	window      *window    // nil once its probe is back
+	reconcile   *reconcile // nil between two rounds
+	reconcileAt <-chan time.Time
+	// Requeued rows: tracked and waiting to be read; how many are being read;
+	// and, by id, the due time under which one is in flight.
+	requeues         []event.Ref
+	reading          int
+	requeuedInFlight map[int64]event.Due
+
+	accepting atomic.Bool // the scheduler may requeue rows
+	stuck     bool        // nothing can be published
+	draining  bool
+	cause     error            // why the session ends, if it is not a stop
+	budget    <-chan time.Time // ends the draining
+	received  counts
 }
 
 // counts are added to the metrics once a gulp.
@@ -75,20 +92,25 @@ type counts struct {
 func newLine(cfg Config, p *Parts, t Tenure, in *Inbox) *line {
 	return &line{
 		cfg: cfg, parts: p, tenure: t, inbox: in,
-		ledger: ledger.New(),
-		batch:  make([]event.Event, 0, batchEvents),
-		xid:    p.XMax,
+		ledger:           ledger.New(),
+		batch:            make([]event.Event, 0, batchEvents),
+		xid:              p.XMax,
+		answers:          make(chan answer, 8),
+		requeuedInFlight: map[int64]event.Due{},
 	}
 }
 
-// run drives the line until stop is closed, the stream ends or ctx ends. In
-// the first two cases it receives nothing more, waits until what is in flight
-// is resolved (at most the drain timeout when stopping), and saves and
-// confirms the position.
+// run drives the line until stop is closed, the stream ends, the session must
+// end in order, or ctx ends. In all but the last case it receives nothing
+// more, waits until what is in flight is resolved, and saves and confirms the
+// position. A stop, and an end in order, wait no longer than the drain timeout.
 func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 	defer l.letGo()
-	l.openWindow(ctx)
-	var budget <-chan time.Time
+	if l.parts.OpenPass != nil {
+		l.startPass(ctx)
+	} else {
+		l.openWindow(ctx)
+	}
 	for !l.drained() {
 		if err := l.advance(ctx); err != nil {
 			return err
@@ -105,28 +127,44 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 			if err := l.collect(); err != nil {
 				return err
 			}
-		case a := <-l.answers():
-			if err := l.answer(a); err != nil {
+		case a := <-l.answers:
+			if a.err != nil {
+				return a.err
+			}
+			if err := a.then(); err != nil {
 				return err
 			}
+		case <-l.reconcileAt:
+			l.startReconcile(ctx)
 		case <-stop:
 			stop = nil
-			budget = time.After(l.cfg.DrainTimeout)
 			l.board.set(Draining, nil)
-			l.drain()
-		case <-budget:
+			l.drainWithin(l.cfg.DrainTimeout)
+		case <-l.budget:
 			l.log.Warn("drain timeout: what is in flight stays with the slot", "in_flight", l.ledger.Pending())
-			return nil
+			return l.cause
 		case <-ctx.Done():
 			return nil
 		}
 	}
+	return l.cause
+}
+
+// advance does what can be done without waiting.
+func (l *line) advance(ctx context.Context) error {
+	if err := l.consumeGulp(ctx); err != nil {
+		return err
+	}
+	l.read(ctx)
+	l.advancePass(ctx)
+	l.advanceReconcile(ctx)
+	l.accepting.Store(!l.full && !l.draining && l.pass == nil && !l.stuck)
 	return nil
 }
 
 // gulps is the stream while the line can take something from it.
 func (l *line) gulps() <-chan event.Gulp {
-	if l.holding || l.draining {
+	if l.holding || l.draining || l.pass != nil {
 		return nil
 	}
 	return l.parts.Source.Gulps()
@@ -139,11 +177,35 @@ func (l *line) drain() {
 	l.parts.Publisher.Flush()
 }
 
+// drainWithin drains, for at most that long.
+func (l *line) drainWithin(d time.Duration) {
+	if l.budget == nil {
+		l.budget = time.After(d)
+	}
+	l.drain()
+}
+
+// failBudget bounds the draining of a session that must end: what makes it end
+// may also keep the write-back from ending.
+const failBudget = 5 * time.Second
+
+// fail ends the session in order.
+func (l *line) fail(err error) {
+	if l.cause == nil {
+		l.cause = err
+	}
+	if b := fault.AsBlocked(err); b != nil {
+		l.board.set(Blocked, b)
+	}
+	l.drainWithin(failBudget)
+}
+
 // drained reports whether the line has come to rest: everything that was
 // handed over is resolved, and its position saved and permitted to be
 // confirmed.
 func (l *line) drained() bool {
-	return l.draining && l.ledger.Pending() == len(l.batch) && l.saved >= l.ledger.Watermark()
+	kept := len(l.batch) + len(l.requeues) + l.reading // with the slot
+	return l.draining && l.ledger.Pending() == kept && l.saved >= l.ledger.Watermark()
 }
 
 func (l *line) letGo() {
@@ -153,8 +215,8 @@ func (l *line) letGo() {
 	}
 }
 
-// advance consumes the gulp as far as the limits and the lookup window allow.
-func (l *line) advance(ctx context.Context) error {
+// consumeGulp goes as far as the limits and the lookup window allow.
+func (l *line) consumeGulp(ctx context.Context) error {
 	for l.holding && !l.full && !l.draining && !l.window.busy() {
 		if len(l.rest) == 0 {
 			l.dispatch(ctx)
@@ -217,10 +279,12 @@ func (l *line) consume(ctx context.Context, frame []byte) error {
 	case decoder.Begin:
 		l.xid = decoder.Widen(l.msg.XID, l.xid)
 		l.commit = l.msg.CommitLSN
+		l.ledger.Begin()
 	case decoder.Insert:
 		l.insert(ctx)
 	case decoder.Commit:
 		l.ledger.Seal(l.msg.EndLSN)
+		l.committed(l.msg.EndLSN)
 		l.board.received.Store(uint64(l.msg.EndLSN))
 	case decoder.Keepalive:
 		l.ledger.AdvanceIdle(l.msg.ServerEnd)
@@ -248,13 +312,18 @@ func (l *line) insert(ctx context.Context) {
 	l.batch = append(l.batch, *ev)
 	l.bytes += int64(ev.Bytes)
 	l.received.events++
-	l.full = l.bytes >= l.cfg.InflightBytes || l.ledger.Pending() >= l.cfg.InflightEvents
+	l.measure()
 	if l.full || len(l.batch) == cap(l.batch) {
 		l.dispatch(ctx)
 	}
 	if l.full {
 		l.flush() // what is pending must go out, or room never comes back
 	}
+}
+
+// measure closes the line above the high marks.
+func (l *line) measure() {
+	l.full = l.bytes >= l.cfg.InflightBytes || l.ledger.Pending() >= l.cfg.InflightEvents
 }
 
 // dispatch hands the batch over, through the lookup window while it is open.
@@ -274,6 +343,9 @@ func (l *line) collect() error {
 	mail := l.inbox.take()
 	for edge, t := range mail.troubles {
 		l.board.trouble(edge, t)
+		if edge == publisherTrouble {
+			l.stuck = t != nil
+		}
 	}
 	for _, refs := range mail.acked {
 		l.free(refs)
@@ -284,11 +356,12 @@ func (l *line) collect() error {
 		l.parts.Recorder.Park(l.parks(r))
 	}
 	for _, refs := range mail.resolved {
-		for i := range refs {
-			if err := l.ledger.Resolve(refs[i].Seq); err != nil {
-				return fmt.Errorf("%w: %w", ErrInvariant, err)
-			}
+		if err := l.resolve(refs); err != nil {
+			return err
 		}
+	}
+	if mail.failed != nil {
+		l.fail(mail.failed)
 	}
 	if mail.saved > l.saved {
 		l.saved = mail.saved
@@ -297,6 +370,27 @@ func (l *line) collect() error {
 		l.board.confirmed.Store(uint64(l.saved))
 	}
 	l.breathe()
+	return nil
+}
+
+// resolve settles events in the ledger.
+func (l *line) resolve(refs []event.Ref) error {
+	var requeued []int64
+	for i := range refs {
+		if err := l.ledger.Resolve(refs[i].Seq); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvariant, err)
+		}
+		if refs[i].Due.IsNull() {
+			continue
+		}
+		if l.requeuedInFlight[refs[i].ID] == refs[i].Due {
+			delete(l.requeuedInFlight, refs[i].ID)
+			requeued = append(requeued, refs[i].ID)
+		}
+	}
+	if requeued != nil {
+		l.parts.Scheduler.Settled(requeued)
+	}
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -25,8 +26,8 @@ const (
 	roundTrip  = 2 * time.Millisecond
 )
 
-// pass lets the bubble's time go on.
-func pass(d time.Duration) { <-time.After(d) }
+// elapse lets the bubble's time go on.
+func elapse(d time.Duration) { <-time.After(d) }
 
 // world is PostgreSQL and Kafka in memory: one table, one slot, one topic. It
 // is shared by the in-memory edges of all sessions of a test. Safe for
@@ -37,17 +38,53 @@ type world struct {
 	ends      []pglogrepl.LSN
 	lsn       pglogrepl.LSN
 	builder   waltest.Builder
-	status    map[int64]int16
+	rows      map[int64]*memRow
+	scheduled []string // what the scheduler was told
+	readTime  time.Duration
 	log       []int64 // ids in the order of the topic
 	confirmed pglogrepl.LSN
 	saved     pglogrepl.LSN
 	released  int
+	hold      chan struct{}   // unless nil, acknowledgements wait until it is closed
 	mute      bool            // the broker does not answer
 	early     []pglogrepl.LSN // confirmed before it was saved: breaks I2
 	sources   []*memSource
 }
 
-func newWorld() *world { return &world{status: map[int64]int16{}} }
+// memRow is what the relay needs to know of a row.
+type memRow struct {
+	status int16
+	due    event.Due
+}
+
+func newWorld() *world { return &world{rows: map[int64]*memRow{}} }
+
+// set changes a row as somebody else would, in a transaction.
+func (w *world) set(id int64, status int16, due event.Due) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rows[id] = &memRow{status, due}
+}
+
+func (w *world) remove(id int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.rows, id)
+}
+
+// requeue does what the trigger does for an update that makes rows due now.
+func (w *world) requeue(ids ...int64) (end pglogrepl.LSN) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	frames := w.builder.Begin(w.lsn+50, uint32(w.lsn))
+	for _, id := range ids {
+		if row := w.rows[id]; row != nil {
+			row.status, row.due = ready, event.DueAt(time.Now())
+		}
+		frames = append(frames, w.builder.Message(requeuePrefix, strconv.FormatInt(id, 10))...)
+	}
+	return w.append(frames)
+}
 
 // silence makes the broker take records without an answer.
 func (w *world) silence() {
@@ -76,7 +113,7 @@ func (w *world) insert(rows ...waltest.Row) pglogrepl.LSN {
 	defer w.mu.Unlock()
 	frames := w.builder.Begin(w.lsn+50, uint32(w.lsn))
 	for _, row := range rows {
-		w.status[row.ID] = row.Status
+		w.rows[row.ID] = &memRow{status: row.Status}
 		frames = append(frames, w.builder.Insert(row)...)
 	}
 	return w.append(frames)
@@ -131,6 +168,8 @@ func (w *world) parts(_ context.Context, _ Tenure, in *Inbox) (*Parts, error) {
 		Publisher: &memPublisher{w: w, out: in.Publisher(), more: make(chan struct{}, 1)},
 		Recorder:  &memRecorder{w: w, out: in.Recorder(), more: make(chan struct{}, 1)},
 		Rows:      memRows{w},
+		Scheduler: memScheduler{w},
+		Check:     func(context.Context) error { return nil },
 		Decoder:   decoder.New(decoder.Config{Table: waltest.DefaultTable}),
 		Close:     func() {},
 	}, nil
@@ -298,6 +337,13 @@ func (p *memPublisher) Run(ctx context.Context) error {
 			p.w.log = append(p.w.log, refs[i].ID)
 		}
 		p.w.mu.Unlock()
+		if p.w.hold != nil {
+			select {
+			case <-p.w.hold:
+			case <-ctx.Done():
+				return nil
+			}
+		}
 		if !mute {
 			p.out.Acked(refs)
 		}
@@ -344,7 +390,10 @@ func (r *memRecorder) Run(ctx context.Context) error {
 		r.mu.Unlock()
 		r.w.mu.Lock()
 		for i := range refs {
-			r.w.status[refs[i].ID] = 2
+			// Compare and set, as the write-back does.
+			if row := r.w.rows[refs[i].ID]; row != nil && row.status == ready && row.due == refs[i].Due {
+				*row = memRow{status: 2}
+			}
 		}
 		r.w.mu.Unlock()
 		r.out.Resolved(refs)
@@ -358,18 +407,118 @@ func (m memRows) Lookup(_ context.Context, refs []event.Ref) ([]event.Fate, erro
 	defer m.w.mu.Unlock()
 	fates := make([]event.Fate, len(refs))
 	for i := range refs {
-		if s, found := m.w.status[refs[i].ID]; !found {
+		if row := m.w.rows[refs[i].ID]; row == nil {
 			fates[i] = event.FateGone
-		} else if s != ready {
+		} else if row.status != ready || !row.due.IsNull() {
 			fates[i] = event.FateSettled
 		}
 	}
 	return fates, nil
 }
 
+// Read answers for two rows at most, as a real one does for large rows.
+func (m memRows) Read(ctx context.Context, refs []event.Ref, _ int64) ([]event.Found, error) {
+	select {
+	case <-time.After(m.w.readTime):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	var found []event.Found
+	for _, ref := range refs[:min(2, len(refs))] {
+		f := event.Found{Event: event.Event{Ref: ref}}
+		row := m.w.rows[ref.ID]
+		due, isTime := event.Due{}, false
+		if row != nil {
+			due = row.due
+			_, isTime = due.Time()
+		}
+		switch {
+		case row == nil:
+			f.Fate = event.FateGone
+		case row.status != ready || !isTime:
+			f.Fate = event.FateSettled
+		}
+		f.Event.Due = due
+		found = append(found, f)
+	}
+	return found, nil
+}
+
 func (m memRows) Probe(_ context.Context, id [16]byte) error {
 	m.w.emit(probePrefix, fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
 	return nil
+}
+
+func (m memRows) Unsent(context.Context) ([]int64, error) {
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	return m.w.unsent(), nil
+}
+
+func (m memRows) Requeue(_ context.Context, ids []int64) (int, error) {
+	m.w.mu.Lock()
+	left := slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return !slices.Contains(m.w.unsent(), id) })
+	m.w.mu.Unlock()
+	m.w.requeue(left...)
+	return len(left), nil
+}
+
+func (w *world) unsent() []int64 {
+	var ids []int64
+	for id, row := range w.rows {
+		if row.status == ready && row.due.IsNull() {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// memPass is a snapshot in pages of two rows.
+type memPass struct {
+	ids    []int64
+	broken bool // fails where it would end
+}
+
+func (w *world) openPass(context.Context) (Pass, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return &memPass{ids: w.unsent()}, nil
+}
+
+func (p *memPass) Next(context.Context, int64) ([]event.Event, error) {
+	if p.broken && len(p.ids) == 0 {
+		return nil, errCut
+	}
+	n := min(2, len(p.ids))
+	page := make([]event.Event, n)
+	for i := range page {
+		page[i].ID = p.ids[i]
+	}
+	p.ids = p.ids[n:]
+	return page, nil
+}
+
+func (p *memPass) Close() {}
+
+type memScheduler struct{ w *world }
+
+func (m memScheduler) Run(ctx context.Context, _ func() bool) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (m memScheduler) Returned(ids []int64) { m.note("returned", ids) }
+func (m memScheduler) Settled(ids []int64)  { m.note("settled", ids) }
+
+func (m memScheduler) note(what string, ids []int64) {
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	for _, id := range ids {
+		m.w.scheduled = append(m.w.scheduled, fmt.Sprint(what, " ", id))
+	}
 }
 
 // fixedPolicy retries after a second, without end.
@@ -379,7 +528,8 @@ func (fixedPolicy) Next(int32, event.Failure) (time.Duration, bool) { return tim
 
 func newRelay(t *testing.T, w *world, open Open, change func(*Config)) *Relay {
 	t.Helper()
-	cfg := Config{RequeuePrefix: requeuePrefix, ProbePrefix: probePrefix, InflightEvents: 1000, InflightBytes: 1 << 20, DrainTimeout: 25 * time.Second}
+	cfg := Config{RequeuePrefix: requeuePrefix, ProbePrefix: probePrefix, InflightEvents: 1000, InflightBytes: 1 << 20, DrainTimeout: 25 * time.Second,
+		ReconcileEvery: time.Minute, CheckEvery: 30 * time.Second}
 	if change != nil {
 		change(&cfg)
 	}

@@ -8,6 +8,7 @@ type metrics struct {
 	ignoredTotal   *prometheus.CounterVec
 	insertsIgnored *prometheus.CounterVec
 	skippedTotal   prometheus.Counter
+	missedTotal    prometheus.Counter
 	inflightEvents prometheus.Gauge
 	inflightBytes  prometheus.Gauge
 	states         *prometheus.GaugeVec
@@ -24,6 +25,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "cdc_relay_inserts_ignored_total", Help: "Inserted rows that are no event now: delayed, or not READY."}, []string{"reason"}),
 		skippedTotal: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "cdc_relay_duplicates_skipped_total", Help: "Redelivered events whose row is SENT or further, parked or gone."}),
+		missedTotal: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "cdc_relay_reconcile_missed_total", Help: "READY rows that the slot never showed: an anomaly."}),
 		inflightEvents: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cdc_relay_inflight_events", Help: "Events that are not resolved yet."}),
 		inflightBytes: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -33,10 +36,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		blockedReason: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "cdc_relay_blocked_reason", Help: "1 for the doctor id of what a person should look at."}, []string{"reason"}),
 	}
-	reg.MustRegister(m.receivedTotal, m.ignoredTotal, m.insertsIgnored, m.skippedTotal,
+	reg.MustRegister(m.receivedTotal, m.ignoredTotal, m.insertsIgnored, m.skippedTotal, m.missedTotal,
 		m.inflightEvents, m.inflightBytes, m.states, m.blockedReason)
-	m.receivedTotal.WithLabelValues("insert")
-	for _, r := range []string{"not_transactional", "unknown_probe", "requeue", "foreign"} {
+	for _, via := range []string{"insert", "requeue", "pass"} {
+		m.receivedTotal.WithLabelValues(via)
+	}
+	for _, r := range []string{"not_transactional", "unknown_probe", "malformed", "unknown_id", "foreign"} {
 		m.ignoredTotal.WithLabelValues(r)
 	}
 	for _, r := range []string{"delayed", "status"} {
@@ -63,10 +68,16 @@ func (m *metrics) watch(reg prometheus.Registerer, b *board) {
 }
 
 func (m *metrics) received(c counts) {
-	m.receivedTotal.WithLabelValues("insert").Add(float64(c.events))
+	m.receivedVia("insert", c.events)
 	m.insertsIgnored.WithLabelValues("delayed").Add(float64(c.delayed))
 	m.insertsIgnored.WithLabelValues("status").Add(float64(c.foreign))
 }
+
+func (m *metrics) receivedVia(via string, n int) {
+	m.receivedTotal.WithLabelValues(via).Add(float64(n))
+}
+
+func (m *metrics) missed(n int) { m.missedTotal.Add(float64(n)) }
 
 func (m *metrics) ignored(reason string) { m.ignoredTotal.WithLabelValues(reason).Inc() }
 
@@ -78,7 +89,7 @@ func (m *metrics) inflight(events int, bytes int64) {
 }
 
 func (m *metrics) state(s State, reason string) {
-	for _, each := range []State{Starting, Standby, Streaming, Blocked, Draining} {
+	for _, each := range states {
 		v := 0.0
 		if each == s {
 			v = 1

@@ -35,6 +35,8 @@ type Config struct {
 	InflightEvents int    // bound on unresolved events
 	InflightBytes  int64  // bound on the bytes of events not acknowledged yet
 	DrainTimeout   time.Duration
+	ReconcileEvery time.Duration // between two rounds
+	CheckEvery     time.Duration // between two checks of the server
 }
 
 // Parts are the edges of one session, opened under its epoch.
@@ -43,7 +45,13 @@ type Parts struct {
 	Publisher Publisher
 	Recorder  Recorder
 	Rows      Rows
+	Scheduler Scheduler
 	Decoder   *decoder.Decoder
+	// OpenPass opens the READY-first pass; nil when none is needed.
+	OpenPass func(context.Context) (Pass, error)
+	// Check tells whether the server is still as it must be: a *fault.Blocked
+	// ends the session, any other error may pass.
+	Check func(context.Context) error
 	// XMax is a recent transaction id of the server, to widen others by.
 	XMax uint64
 	// Close frees what the parts hold. Their Run methods have returned then.
@@ -150,7 +158,8 @@ func (r *Relay) term(ctx context.Context) (streamed bool, err error) {
 }
 
 // release gives the lease up, so that a standby need not wait for it to run
-// out. It may fail: the lease then does run out.
+// out, and frees what the tenure holds, lost or not. It may fail: the lease
+// then does run out.
 func (r *Relay) release(ctx context.Context, tenure Tenure) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
@@ -177,7 +186,6 @@ func (r *Relay) session(stop, ctx context.Context, tenure Tenure, inbox *Inbox) 
 	defer stopReading()
 	go func() { ended <- parts.Source.Run(reading) }()
 
-	r.board.set(Streaming, nil)
 	err = r.runLine(stop, ctx, parts, tenure, inbox)
 	stopReading()
 	return true, errors.Join(err, <-ended)
@@ -192,11 +200,39 @@ func (r *Relay) runLine(stop, ctx context.Context, parts *Parts, tenure Tenure, 
 	l.board, l.m, l.policy, l.log, l.spawn = r.board, r.m, r.policy, r.log, group.Go
 	group.Go(func() error { return parts.Publisher.Run(ctx) })
 	group.Go(func() error { return parts.Recorder.Run(ctx) })
+	group.Go(func() error { return parts.Scheduler.Run(ctx, l.accepting.Load) })
+	group.Go(func() error { return r.keepChecking(ctx, parts.Check, inbox) })
 	group.Go(func() error {
 		defer cancel()
 		return l.run(ctx, stop.Done())
 	})
-	return group.Wait()
+	err := group.Wait()
+	l.endPass()
+	return err
+}
+
+// keepChecking looks at the server again and again. What makes it unfit ends
+// the session; a look that fails is no answer.
+func (r *Relay) keepChecking(ctx context.Context, check func(context.Context) error, inbox *Inbox) error {
+	tick := time.NewTicker(r.cfg.CheckEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		err := check(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case final(err):
+			inbox.Fail(err)
+			return nil
+		case err != nil:
+			r.log.Warn("checking the server", "err", err)
+		}
+	}
 }
 
 // final reports an error that another try in the same session cannot mend.

@@ -16,12 +16,19 @@ type State string
 
 // The states of a relay.
 const (
-	Starting  State = "starting"  // not leading yet, or setting up a session
-	Standby   State = "standby"   // another instance leads
-	Streaming State = "streaming" // the line runs
-	Blocked   State = "blocked"   // alive, but a person must act
-	Draining  State = "draining"  // stopping: waits for what is in flight
+	Starting   State = "starting"   // not leading yet, or setting up a session
+	Standby    State = "standby"    // another instance leads
+	Recovering State = "recovering" // publishing READY rows from the table, or looking up what the slot repeats
+	Streaming  State = "streaming"  // the line runs
+	Blocked    State = "blocked"    // alive, but a person must act
+	Draining   State = "draining"   // stopping: waits for what is in flight
 )
+
+// states is all of them, for the metric.
+var states = []State{Starting, Standby, Recovering, Streaming, Blocked, Draining}
+
+// leads reports whether the line runs in this state.
+func (s State) leads() bool { return s == Recovering || s == Streaming || s == Draining }
 
 // Status is a snapshot for people and tests.
 type Status struct {
@@ -113,11 +120,11 @@ func (b *board) update(f func(*Status)) {
 // makes a streaming relay blocked, a row that cannot be written is named.
 func (b *board) effective() Status {
 	s := b.status
-	if s.State != Streaming && s.State != Draining {
+	if !s.State.leads() {
 		return s
 	}
 	t := b.troubles[publisherTrouble]
-	if t != nil && s.State == Streaming {
+	if t != nil && s.State != Draining {
 		s.State = Blocked
 	}
 	if t == nil {

@@ -1,7 +1,3 @@
-// Package retrysched decides when a failed event is tried again.
-//
-// The policy is a pure function. What it decides is persisted on the row by
-// the write-back, so a schedule survives the process.
 package retrysched
 
 import (

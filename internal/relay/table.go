@@ -1,0 +1,176 @@
+package relay
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+)
+
+// readRows is how many requeued rows are read at once.
+const readRows = 64
+
+// answer is what a question to the table leads to, on the line's goroutine.
+type answer struct {
+	then func() error
+	err  error
+}
+
+// ask puts a question to the table, beside the line, and repeats it until it
+// is answered: leadership decides about the end of a session, not a broken
+// connection. then runs on the line's goroutine. At most cap(answers) questions
+// are asked at a time.
+func (l *line) ask(ctx context.Context, doing string, question, then func() error) {
+	l.spawn(func() error {
+		err := l.persist(ctx, doing, question)
+		if ctx.Err() == nil { // else the session is over and nobody waits
+			l.answers <- answer{then, err}
+		}
+		return nil
+	})
+}
+
+func (l *line) persist(ctx context.Context, doing string, question func() error) error {
+	b := backoff.NewExponentialBackOff(backoff.WithInitialInterval(50*time.Millisecond),
+		backoff.WithMaxInterval(2*time.Second), backoff.WithMaxElapsedTime(0))
+	return backoff.RetryNotify(func() error {
+		err := question()
+		if final(err) {
+			return backoff.Permanent(err)
+		}
+		return err
+	}, backoff.WithContext(b, ctx), func(err error, _ time.Duration) {
+		l.log.Warn(doing, "err", err)
+	})
+}
+
+// probe is a message of our own, known by a random id: any other one under
+// the prefix is ignored, as anybody may emit one.
+type probe []byte
+
+func (l *line) emitProbe(ctx context.Context) probe {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // it never fails, says its contract
+	l.ask(ctx, "emitting a probe message", func() error { return l.parts.Rows.Probe(ctx, id) }, nothing)
+	return fmt.Appendf(nil, "%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+}
+
+func nothing() error { return nil }
+
+// message takes a logical message. Messages are hints that anybody may emit:
+// what is not ours is counted and ignored, and of a requeue only the id counts.
+func (l *line) message(ctx context.Context) {
+	m := &l.msg
+	switch {
+	case !m.Transactional:
+		l.m.ignored("not_transactional")
+	case string(m.Prefix) == l.cfg.ProbePrefix:
+		l.probed(ctx, m.Content)
+	case string(m.Prefix) == l.cfg.RequeuePrefix:
+		l.requeued(m.Content)
+	default:
+		l.m.ignored("foreign")
+	}
+}
+
+func (l *line) probed(ctx context.Context, content []byte) {
+	switch {
+	case l.window != nil && string(content) == string(l.window.probe):
+		l.passWindow(ctx)
+	case l.reconcile != nil && string(content) == string(l.reconcile.probe):
+		l.reconcile.seen = true
+	default:
+		l.m.ignored("unknown_probe")
+	}
+}
+
+// requeued tracks a row that is to be read and published. The slot does not
+// pass its message before the row is resolved.
+func (l *line) requeued(content []byte) {
+	id, ok := parseID(content)
+	if !ok {
+		l.m.ignored("malformed")
+		return
+	}
+	l.requeues = append(l.requeues, event.Ref{Seq: l.ledger.Track(), ID: id, XID: l.xid})
+	l.measure()
+}
+
+// parseID reads the content of a requeue message: a positive int8 in decimal,
+// as the trigger writes it.
+func parseID(b []byte) (id int64, ok bool) {
+	const longest = 19
+	if len(b) == 0 || len(b) > longest || b[0] == '0' {
+		return 0, false
+	}
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		id = id*10 + int64(c-'0')
+	}
+	return id, id > 0 // 19 digits may overflow, to a negative number
+}
+
+// read asks for requeued rows, a few at a time and beside the stream.
+func (l *line) read(ctx context.Context) {
+	if len(l.requeues) == 0 || l.reading > 0 || l.draining || l.bytes >= l.cfg.InflightBytes {
+		return
+	}
+	n := min(len(l.requeues), readRows)
+	refs := append([]event.Ref(nil), l.requeues[:n]...)
+	l.requeues = l.requeues[:copy(l.requeues, l.requeues[n:])]
+	l.reading = n
+	var found []event.Found
+	l.ask(ctx, "reading requeued rows", func() (err error) {
+		found, err = l.parts.Rows.Read(ctx, refs, l.cfg.InflightBytes/4)
+		return err
+	}, func() error { return l.haveRead(refs, found) })
+}
+
+// haveRead publishes the rows that are READY and due, and resolves the rest.
+func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
+	if l.draining {
+		return nil // they stay with the slot
+	}
+	if len(found) == 0 || len(found) > len(refs) {
+		return fmt.Errorf("%w: of %d requeued rows %d were read", ErrInvariant, len(refs), len(found))
+	}
+	l.reading = 0
+	l.requeues = append(append([]event.Ref(nil), refs[len(found):]...), l.requeues...)
+	var due []event.Event
+	var returned, settled []int64
+	for i := range found {
+		ev := &found[i].Event
+		returned = append(returned, refs[i].ID)
+		switch {
+		case found[i].Fate != event.FatePublish:
+			settled = append(settled, refs[i].ID)
+		case l.requeuedInFlight[ev.ID] != ev.Due:
+			l.requeuedInFlight[ev.ID] = ev.Due
+			l.bytes += int64(ev.Bytes)
+			due = append(due, *ev)
+			continue
+		}
+		if found[i].Fate == event.FateGone {
+			l.m.ignored("unknown_id")
+		}
+		if err := l.resolve(refs[i : i+1]); err != nil {
+			return err
+		}
+	}
+	l.parts.Scheduler.Returned(returned)
+	l.parts.Scheduler.Settled(settled)
+	if len(due) > 0 {
+		l.m.receivedVia("requeue", len(due))
+		l.parts.Publisher.Publish(due)
+		l.flush()
+	}
+	l.measure()
+	l.breathe()
+	return nil
+}

@@ -1,0 +1,32 @@
+package retrysched
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics of requeueing; names are a contract. They live as long as the
+// process.
+type Metrics struct {
+	retry, delayed, missed prometheus.Counter
+}
+
+// NewMetrics registers the metrics.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	vec := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "cdc_relay_requeued_total",
+		Help: "Rows that the leader lets come through the slot: after a failed attempt, delayed ones, and those the slot never showed.",
+	}, []string{"reason"})
+	reg.MustRegister(vec)
+	return &Metrics{retry: vec.WithLabelValues("retry"), delayed: vec.WithLabelValues("delayed"), missed: vec.WithLabelValues("missed")}
+}
+
+// Missed counts the rows that a reconcile requeues.
+func (m *Metrics) Missed() prometheus.Counter { return m.missed }
+
+// requeued counts a row. One without a failed attempt was delayed from the
+// beginning, or requeued before.
+func (m *Metrics) requeued(attempts int32) {
+	if attempts == 0 {
+		m.delayed.Inc()
+		return
+	}
+	m.retry.Inc()
+}
