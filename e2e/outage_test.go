@@ -4,21 +4,23 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/cdc-relay/cdc-relay/e2e/check"
 	"github.com/cdc-relay/cdc-relay/e2e/harness"
 	"github.com/cdc-relay/cdc-relay/e2e/load"
+	"github.com/cdc-relay/cdc-relay/e2e/relayproc"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
 
 // TestKafkaAwayForLongerThanTheSenderTimeout: PostgreSQL ends a walsender that
-// hears nothing for wal_sender_timeout. A relay that cannot publish must not
-// fall silent.
+// hears nothing for wal_sender_timeout. A relay that cannot publish, and so
+// does not even read what the server asks, must not fall silent.
 func TestKafkaAwayForLongerThanTheSenderTimeout(t *testing.T) {
 	t.Parallel()
 	onBroker(t, func(t *testing.T, db *pgtest.DB, broker *harness.Broker) {
-		b := harness.NewBed(t, db, harness.Options{Kafka: broker.Kafka})
+		b := harness.NewBed(t, db, harness.Options{Kafka: broker.Kafka, Config: relayproc.Config{"limits.inflight_events": 100}})
 		b.Exec(`ALTER DATABASE ` + db.Name + ` SET wal_sender_timeout = '3s'`)
 		relay := b.StartStreaming(nil)
 		b.Write(500, 20)
@@ -26,6 +28,9 @@ func TestKafkaAwayForLongerThanTheSenderTimeout(t *testing.T) {
 		walsender := b.Walsender()
 		broker.Stop()
 		b.Write(3000, 20)
+		for range 20 { // more than all buffers on the way hold
+			b.Insert(harness.Row("order", "order-0", strings.Repeat("x", 1_000_000)))
+		}
 		b.WaitSeconds(5)
 		if got := b.Count(`SELECT count(*) FROM outbox WHERE attempts > 0`); got != 0 {
 			t.Errorf("%d rows with an attempt during the outage, want none", got)
