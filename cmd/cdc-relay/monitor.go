@@ -67,6 +67,25 @@ type vitals struct {
 	publisher atomic.Pointer[sink.Publisher]
 }
 
+// watch exports what is known of the stream. Without one the time is absent: it
+// would be that of an earlier session.
+func (v *vitals) watch(reg prometheus.Registerer) {
+	connected := prometheus.NewDesc("cdc_relay_source_connected", "1 while this instance streams from the slot.", nil, nil)
+	last := prometheus.NewDesc("cdc_relay_source_last_message_timestamp_seconds",
+		"When the server last sent anything, keepalives included.", nil, nil)
+	reg.MustRegister(prometheus.CollectorFunc(func(out chan<- prometheus.Metric) {
+		stream := v.stream.Load()
+		if stream == nil {
+			out <- prometheus.MustNewConstMetric(connected, prometheus.GaugeValue, 0)
+			return
+		}
+		out <- prometheus.MustNewConstMetric(connected, prometheus.GaugeValue, 1)
+		if at := stream.ReceivedAt(); !at.IsZero() {
+			out <- prometheus.MustNewConstMetric(last, prometheus.GaugeValue, float64(at.UnixMilli())/1000)
+		}
+	}))
+}
+
 // observed is what the listener shows.
 type observed struct {
 	relay   *relay.Relay

@@ -55,6 +55,7 @@ func (a *app) runCommand() *cobra.Command {
 func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	metrics, reg := newRegistry(c)
 	v := &vitals{pulse: pulse.NewBoard()}
+	v.watch(reg)
 	r, err := newRelay(c, v, log, reg)
 	if err != nil {
 		return err
