@@ -75,6 +75,8 @@ type line struct {
 	requeues         []event.Ref
 	reading          int
 	requeuedInFlight map[int64]event.Due
+	// Rows that were settled while some are being read; nil while none is.
+	settledMeanwhile map[int64]bool
 
 	accepting atomic.Bool // the scheduler may requeue rows
 	stuck     bool        // nothing can be published
@@ -386,6 +388,9 @@ func (l *line) resolve(refs []event.Ref) error {
 		if l.requeuedInFlight[refs[i].ID] == refs[i].Due {
 			delete(l.requeuedInFlight, refs[i].ID)
 			requeued = append(requeued, refs[i].ID)
+			if l.settledMeanwhile != nil {
+				l.settledMeanwhile[refs[i].ID] = true
+			}
 		}
 	}
 	if requeued != nil {

@@ -86,6 +86,13 @@ func (w *world) requeue(ids ...int64) (end pglogrepl.LSN) {
 	return w.append(frames)
 }
 
+// answerAfter makes reads of rows answer late.
+func (w *world) answerAfter(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.readTime = d
+}
+
 // silence makes the broker take records without an answer.
 func (w *world) silence() {
 	w.mu.Lock()
@@ -418,14 +425,19 @@ func (m memRows) Lookup(_ context.Context, refs []event.Ref) ([]event.Fate, erro
 
 // Read answers for two rows at most, as a real one does for large rows.
 func (m memRows) Read(ctx context.Context, refs []event.Ref, _ int64) ([]event.Found, error) {
+	found, wait := m.look(refs)
 	select {
-	case <-time.After(m.w.readTime):
+	case <-time.After(wait):
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	return found, nil
+}
+
+// look is the snapshot of a Read, whose answer takes a while.
+func (m memRows) look(refs []event.Ref) (found []event.Found, answerTime time.Duration) {
 	m.w.mu.Lock()
 	defer m.w.mu.Unlock()
-	var found []event.Found
 	for _, ref := range refs[:min(2, len(refs))] {
 		f := event.Found{Event: event.Event{Ref: ref}}
 		row := m.w.rows[ref.ID]
@@ -443,7 +455,7 @@ func (m memRows) Read(ctx context.Context, refs []event.Ref, _ int64) ([]event.F
 		f.Event.Due = due
 		found = append(found, f)
 	}
-	return found, nil
+	return found, m.w.readTime
 }
 
 func (m memRows) Probe(_ context.Context, id [16]byte) error {

@@ -12,7 +12,7 @@ import (
 )
 
 // readRows is how many requeued rows are read at once.
-const readRows = 64
+const readRows = 512
 
 // answer is what a question to the table leads to, on the line's goroutine.
 type answer struct {
@@ -124,7 +124,7 @@ func (l *line) read(ctx context.Context) {
 	n := min(len(l.requeues), readRows)
 	refs := append([]event.Ref(nil), l.requeues[:n]...)
 	l.requeues = l.requeues[:copy(l.requeues, l.requeues[n:])]
-	l.reading = n
+	l.reading, l.settledMeanwhile = n, map[int64]bool{}
 	var found []event.Found
 	l.ask(ctx, "reading requeued rows", func() (err error) {
 		found, err = l.parts.Rows.Read(ctx, refs, l.cfg.InflightBytes/4)
@@ -140,12 +140,18 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 	if len(found) == 0 || len(found) > len(refs) {
 		return fmt.Errorf("%w: of %d requeued rows %d were read", ErrInvariant, len(refs), len(found))
 	}
-	l.reading = 0
-	l.requeues = append(append([]event.Ref(nil), refs[len(found):]...), l.requeues...)
+	meanwhile := l.settledMeanwhile
+	l.reading, l.settledMeanwhile = 0, nil
+	again := append([]event.Ref(nil), refs[len(found):]...)
 	var due []event.Event
 	var returned, settled []int64
 	for i := range found {
 		ev := &found[i].Event
+		if found[i].Fate == event.FatePublish && meanwhile[ev.ID] {
+			// The answer may be older than what has settled the row: ask again.
+			again = append(again, refs[i])
+			continue
+		}
 		returned = append(returned, refs[i].ID)
 		switch {
 		case found[i].Fate != event.FatePublish:
@@ -163,6 +169,7 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 			return err
 		}
 	}
+	l.requeues = append(again, l.requeues...)
 	l.parts.Scheduler.Returned(returned)
 	l.parts.Scheduler.Settled(settled)
 	if len(due) > 0 {

@@ -78,7 +78,7 @@ func TestStopWhileRowsAreRead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
-		w.readTime = time.Hour
+		w.answerAfter(time.Hour)
 		_, stop := running(t, w, nil)
 		w.set(1, 3, event.DueInfinity())
 		w.requeue(1)
@@ -139,6 +139,28 @@ func TestRequeuedTwiceIsPublishedOnce(t *testing.T) {
 		w.set(1, 3, event.DueInfinity())
 		w.requeue(1, 1, 1, 1)
 		elapse(time.Second)
+		synctest.Wait()
+		wantPublished(t, w, 1)
+	})
+}
+
+// The answer to a read is older than what was settled while it was under way:
+// a row that looks as if it were still due may be SENT by now.
+func TestReadIsOlderThanWhatWasSettledMeanwhile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.hold = make(chan struct{})
+		_, stop := running(t, w, nil)
+		defer stop()
+		w.set(1, 3, event.DueInfinity())
+		w.requeue(1)
+		elapse(100 * time.Millisecond) // published, not acknowledged
+		w.answerAfter(time.Second)
+		w.emit(requeuePrefix, "1")
+		elapse(100 * time.Millisecond) // being read
+		close(w.hold)
+		elapse(time.Minute)
 		synctest.Wait()
 		wantPublished(t, w, 1)
 	})
