@@ -131,6 +131,10 @@ func (o observed) health() monitor.Health {
 		State: string(s.State), Reason: s.Reason,
 		Parts:   o.vitals.pulse.Parts(),
 		LeaseAt: o.vitals.lease.SeenAt(),
+		Stream:  monitor.Stream{HeldBack: s.HeldBack, EventAt: s.EventAt},
+
+		InFlight: s.InFlight,
+		MovedAt:  s.MovedAt,
 	}
 	switch o.sampler.Schema() {
 	case sampler.SchemaAccepted:

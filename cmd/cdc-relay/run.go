@@ -132,6 +132,8 @@ func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Regi
 		DrainTimeout:   c.Shutdown.DrainTimeout,
 		ReconcileEvery: c.Reconcile.Interval,
 		CheckEvery:     checkEvery,
+		ProbeEvery:     c.Slot.ProbeInterval,
+		Beats:          v.pulse,
 	}, leadership{leader}, o.open, policy, log, reg), nil
 }
 

@@ -28,6 +28,9 @@ func (l *Loaded) crossCheck() []Problem {
 		"write at least "+(2*c.Kafka.BatchBytes).String()+", or lower kafka.batch_bytes")
 	add(c.Retry.BrokerBackoff.Min > c.Retry.BrokerBackoff.Max, "retry.broker_backoff.min",
 		"is more than retry.broker_backoff.max", "write a smaller value")
+	add(c.HTTP.StallAfter < 2*c.Slot.ProbeInterval, "http.stall_after",
+		"is less than twice slot.probe_interval, so one late probe would look like a stall",
+		"write at least "+formatDuration(2*c.Slot.ProbeInterval)+", or lower slot.probe_interval")
 	add(c.Sampler.Timeout > c.Sampler.Interval, "sampler.timeout",
 		"is more than sampler.interval, so a slow look would hold up the next one",
 		"write at most "+formatDuration(c.Sampler.Interval)+", or raise sampler.interval")

@@ -53,6 +53,8 @@ type Slot struct {
 	Create bool
 	// Failover creates a slot that is copied to standbys (PostgreSQL 17+).
 	Failover bool
+	// ProbeInterval is the time between two probe messages.
+	ProbeInterval time.Duration
 	// ConfirmInterval is the longest time between two status messages.
 	ConfirmInterval time.Duration
 }

@@ -96,6 +96,8 @@ var slotKeys = []key{
 		func(c *Config) *bool { return &c.Slot.Create }),
 	entry("slot.failover", "false", "create it as a failover slot (PostgreSQL 17 and later)",
 		func(c *Config) *bool { return &c.Slot.Failover }),
+	entry("slot.probe_interval", "30s", "time between two probe messages, whose way back shows that the slot delivers",
+		func(c *Config) *time.Duration { return &c.Slot.ProbeInterval }, positive),
 	entry("slot.confirm_interval", "1s", "longest time between two status messages; a third of wal_sender_timeout if that is less",
 		func(c *Config) *time.Duration { return &c.Slot.ConfirmInterval }, positive),
 }
@@ -245,8 +247,7 @@ var processKeys = []key{
 // later names keys and sections that belong to the contract and have no effect
 // in this version. Accepting them silently would promise what is not done.
 var later = []string{
-	"slot.recreate_if_lost", "slot.probe_interval",
-	"kafka.transactional_id", "kafka.partition_grace",
+	"slot.recreate_if_lost", "kafka.transactional_id", "kafka.partition_grace",
 	"failure.by_type", "failure.include_detail",
 	"retry.by_type",
 	"reconcile.sweep_after", "retention",

@@ -207,6 +207,8 @@ func TestProblems(t *testing.T) {
 			}},
 		{name: "in flight below two batches", yaml: "limits: {inflight_bytes: 1MiB}",
 			want: []string{"config: limits.inflight_bytes: is less than twice kafka.batch_bytes, so a full batch could never be followed by another; write at least 2040KiB, or lower kafka.batch_bytes"}},
+		{name: "stall before two probes", yaml: "http: {stall_after: 30s}",
+			want: []string{"config: http.stall_after: is less than twice slot.probe_interval, so one late probe would look like a stall; write at least 1m, or lower slot.probe_interval"}},
 		{name: "sampler order", yaml: "sampler: {interval: 1s, timeout: 1500ms}",
 			want: []string{"config: sampler.timeout: is more than sampler.interval, so a slow look would hold up the next one; write at most 1s, or raise sampler.interval"}},
 		{name: "backoff order", yaml: "retry: {broker_backoff: {min: 10s}}",

@@ -32,6 +32,7 @@ type cell struct {
 	// all before it are resolved, the watermark is at least end.
 	sealed bool
 	end    pglogrepl.LSN
+	began  int64 // what Begin was given for the transaction of the events
 }
 
 func (c *cell) next() event.Seq { return c.first + event.Seq(c.n) }
@@ -44,6 +45,7 @@ type Ledger struct {
 	count     int    // cells in use
 	hint      int    // position (from head) where the last resolution was
 	open      bool   // between Begin and Seal
+	began     int64  // of the open transaction
 	next      event.Seq
 	pending   int
 	watermark pglogrepl.LSN
@@ -52,8 +54,9 @@ type Ledger struct {
 // New returns an empty ledger whose watermark is 0: nothing may be confirmed.
 func New() *Ledger { return &Ledger{cells: make([]cell, 64)} }
 
-// Begin opens a transaction.
-func (l *Ledger) Begin() { l.open = true }
+// Begin opens a transaction. committed is when it was committed, in any unit;
+// 0: that is not known.
+func (l *Ledger) Begin(committed int64) { l.open, l.began = true, committed }
 
 // Track numbers the next event, which belongs to the open transaction.
 func (l *Ledger) Track() event.Seq {
@@ -65,7 +68,7 @@ func (l *Ledger) Track() event.Seq {
 		c.n++
 		return seq
 	}
-	l.push(cell{first: seq, open: 1, n: 1})
+	l.push(cell{first: seq, open: 1, n: 1, began: l.began})
 	return seq
 }
 
@@ -114,6 +117,23 @@ func (l *Ledger) Watermark() pglogrepl.LSN { return l.watermark }
 
 // Pending is the number of unresolved events.
 func (l *Ledger) Pending() int { return l.pending }
+
+// Oldest is when the transaction of the oldest unresolved event was committed,
+// as Begin was told; 0 if there is none or that is not known.
+func (l *Ledger) Oldest() int64 {
+	if l.pending == 0 {
+		return 0
+	}
+	return l.at(0).began // the cells before the oldest unresolved event are gone
+}
+
+// Committed is the same for an unresolved event.
+func (l *Ledger) Committed(seq event.Seq) int64 {
+	if c := l.find(seq); c != nil {
+		return c.began
+	}
+	return 0
+}
 
 func (l *Ledger) at(i int) *cell { return &l.cells[(l.head+i)&(len(l.cells)-1)] }
 

@@ -18,6 +18,7 @@ type oracle struct {
 type oracleStep struct {
 	event    bool
 	resolved bool
+	began    int64
 	end      pglogrepl.LSN // of a seal or a keepalive between transactions
 }
 
@@ -32,6 +33,16 @@ func (o *oracle) watermark() pglogrepl.LSN {
 		}
 	}
 	return w
+}
+
+// oldest is when the transaction of the oldest unresolved event was committed.
+func (o *oracle) oldest() int64 {
+	for _, s := range o.steps {
+		if s.event && !s.resolved {
+			return s.began
+		}
+	}
+	return 0
 }
 
 func (o *oracle) pending() (n int) {
@@ -53,9 +64,13 @@ func TestAgainstOracle(t *testing.T) {
 		var seqs []event.Seq
 		seqOf := map[int]event.Seq{}
 		inTx := false
+		var began int64
 		t.Repeat(map[string]func(*rapid.T){
 			"begin": func(*rapid.T) {
-				l.Begin()
+				if !inTx {
+					began++
+				}
+				l.Begin(began)
 				inTx = true
 			},
 			"track": func(t *rapid.T) {
@@ -67,7 +82,7 @@ func TestAgainstOracle(t *testing.T) {
 					seqOf[len(o.steps)] = seq
 					seqs = append(seqs, seq)
 					open = append(open, len(o.steps))
-					o.steps = append(o.steps, oracleStep{event: true})
+					o.steps = append(o.steps, oracleStep{event: true, began: began})
 				}
 			},
 			"seal": func(t *rapid.T) {
@@ -114,6 +129,14 @@ func TestAgainstOracle(t *testing.T) {
 				}
 				if got, want := l.Pending(), o.pending(); got != want {
 					t.Fatalf("pending %d, want %d", got, want)
+				}
+				if got, want := l.Oldest(), o.oldest(); got != want {
+					t.Fatalf("oldest of %d, want %d", got, want)
+				}
+				for _, step := range open {
+					if got, want := l.Committed(seqOf[step]), o.steps[step].began; got != want {
+						t.Fatalf("event %d committed at %d, want %d", seqOf[step], got, want)
+					}
 				}
 			},
 		})

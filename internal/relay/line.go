@@ -15,6 +15,7 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/ledger"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
 // batchEvents is how many events go to the publisher, or to a lookup, at once:
@@ -78,6 +79,9 @@ type line struct {
 	// Rows that were settled while some are being read; nil while none is.
 	settledMeanwhile map[int64]bool
 
+	heartbeat *heartbeat // nil unless a probe of its kind is on its way
+	beat      *pulse.Beat
+
 	accepting atomic.Bool // the scheduler may requeue rows
 	stuck     bool        // nothing can be published
 	draining  bool
@@ -113,11 +117,18 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 	} else {
 		l.openWindow(ctx)
 	}
+	l.beat = l.cfg.Beats.Start("line")
+	defer l.beat.End()
+	probeTick := time.NewTicker(l.cfg.ProbeEvery)
+	defer probeTick.Stop()
 	for !l.drained() {
+		l.beat.Work()
 		if err := l.advance(ctx); err != nil {
 			return err
 		}
 		l.offer()
+		l.board.pace(l.ledger.Pending(), l.gulps() == nil, l.ledger.Oldest())
+		l.beat.Rest()
 		select {
 		case g, ok := <-l.gulps():
 			if !ok {
@@ -138,6 +149,8 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 			}
 		case <-l.reconcileAt:
 			l.startReconcile(ctx)
+		case <-probeTick.C:
+			l.sendHeartbeat(ctx)
 		case <-stop:
 			stop = nil
 			l.board.set(Draining, nil)
@@ -258,6 +271,9 @@ func (l *line) endGulp() {
 		l.flush()
 	}
 	l.m.received(l.received)
+	if l.received.events > 0 {
+		l.board.tookIn()
+	}
 	l.received = counts{}
 	l.letGo()
 }
@@ -281,7 +297,7 @@ func (l *line) consume(ctx context.Context, frame []byte) error {
 	case decoder.Begin:
 		l.xid = decoder.Widen(l.msg.XID, l.xid)
 		l.commit = l.msg.CommitLSN
-		l.ledger.Begin()
+		l.ledger.Begin(l.msg.CommitTime)
 	case decoder.Insert:
 		l.insert(ctx)
 	case decoder.Commit:
@@ -291,6 +307,7 @@ func (l *line) consume(ctx context.Context, frame []byte) error {
 	case decoder.Keepalive:
 		l.ledger.AdvanceIdle(l.msg.ServerEnd)
 		l.board.server.Store(uint64(l.msg.ServerEnd))
+		l.board.received.Store(uint64(l.msg.ServerEnd))
 	case decoder.Logical:
 		l.message(ctx)
 	}
@@ -350,6 +367,7 @@ func (l *line) collect() error {
 		}
 	}
 	for _, refs := range mail.acked {
+		l.measureEndToEnd(refs)
 		l.free(refs)
 		l.parts.Recorder.Sent(refs)
 	}
@@ -399,6 +417,17 @@ func (l *line) resolve(refs []event.Ref) error {
 	return nil
 }
 
+// measureEndToEnd observes the time from commit to ack of the first event of a
+// batch, which waited longest, if this is its first attempt.
+func (l *line) measureEndToEnd(refs []event.Ref) {
+	if len(refs) == 0 || !refs[0].Due.IsNull() || refs[0].Attempts > 0 {
+		return
+	}
+	if committed := l.ledger.Committed(refs[0].Seq); committed != 0 {
+		l.m.endToEnd.Observe(max(0, time.Since(time.UnixMicro(committed)).Seconds()))
+	}
+}
+
 // free gives back the room that acknowledged or refused events took.
 func (l *line) free(refs []event.Ref) {
 	for i := range refs {
@@ -432,6 +461,6 @@ func (l *line) offer() {
 		return
 	}
 	l.offered = w
-	l.board.watermark.Store(uint64(w))
+	l.board.moved(w)
 	l.tenure.Offer(w)
 }

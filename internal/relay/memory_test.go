@@ -100,6 +100,13 @@ func (w *world) silence() {
 	w.mute = true
 }
 
+// deafen makes the slot deliver nothing more to the sessions that there are.
+func (w *world) deafen() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sources = nil
+}
+
 func (w *world) session(i int) *memSource {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -541,7 +548,7 @@ func (fixedPolicy) Next(int32, event.Failure) (time.Duration, bool) { return tim
 func newRelay(t *testing.T, w *world, open Open, change func(*Config)) *Relay {
 	t.Helper()
 	cfg := Config{RequeuePrefix: requeuePrefix, ProbePrefix: probePrefix, InflightEvents: 1000, InflightBytes: 1 << 20, DrainTimeout: 25 * time.Second,
-		ReconcileEvery: time.Minute, CheckEvery: 30 * time.Second}
+		ReconcileEvery: time.Minute, CheckEvery: 30 * time.Second, ProbeEvery: time.Hour}
 	if change != nil {
 		change(&cfg)
 	}

@@ -1,6 +1,10 @@
 package relay
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // metrics of the line; names are a contract.
 type metrics struct {
@@ -11,6 +15,8 @@ type metrics struct {
 	missedTotal    prometheus.Counter
 	inflightEvents prometheus.Gauge
 	inflightBytes  prometheus.Gauge
+	probeRoundtrip prometheus.Histogram
+	endToEnd       prometheus.Histogram
 	states         *prometheus.GaugeVec
 	blockedReason  *prometheus.GaugeVec
 }
@@ -31,13 +37,19 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "cdc_relay_inflight_events", Help: "Events that are not resolved yet."}),
 		inflightBytes: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cdc_relay_inflight_bytes", Help: "Bytes of events that are not acknowledged yet."}),
+		probeRoundtrip: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "cdc_relay_probe_roundtrip_seconds", Help: "From a probe's emission to its coming back through the slot.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 17)}),
+		endToEnd: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "cdc_relay_end_to_end_seconds", Help: "From commit to ack of the oldest event of each batch, first attempts only.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 20)}),
 		states: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "cdc_relay_state", Help: "1 for the state the relay is in."}, []string{"state"}),
 		blockedReason: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "cdc_relay_blocked_reason", Help: "1 for the doctor id of what a person should look at."}, []string{"reason"}),
 	}
 	reg.MustRegister(m.receivedTotal, m.ignoredTotal, m.insertsIgnored, m.skippedTotal, m.missedTotal,
-		m.inflightEvents, m.inflightBytes, m.states, m.blockedReason)
+		m.inflightEvents, m.inflightBytes, m.probeRoundtrip, m.endToEnd, m.states, m.blockedReason)
 	for _, via := range []string{"insert", "requeue", "pass"} {
 		m.receivedTotal.WithLabelValues(via)
 	}
@@ -60,6 +72,15 @@ func (m *metrics) watch(reg prometheus.Registerer, b *board) {
 		}, func() float64 { return float64(get(b.snapshot().Positions)) })
 	}
 	reg.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "cdc_relay_replication_lag_seconds", Help: "Age of the oldest unresolved commit; 0 if there is none."},
+			func() float64 {
+				oldest := b.snapshot().Oldest
+				if oldest.IsZero() {
+					return 0
+				}
+				return max(0, time.Since(oldest).Seconds())
+			}),
 		point("received", func(p Positions) uint64 { return uint64(p.Received) }),
 		point("watermark", func(p Positions) uint64 { return uint64(p.Watermark) }),
 		point("confirmed", func(p Positions) uint64 { return uint64(p.Confirmed) }),

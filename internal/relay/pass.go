@@ -22,7 +22,7 @@ func (l *line) startPass(ctx context.Context) {
 	l.board.set(Recovering, nil)
 	p := &pass{asking: true}
 	l.pass = p
-	l.ledger.Begin()
+	l.ledger.Begin(0)
 	l.ask(ctx, "opening a snapshot of the table", func() (err error) {
 		p.rows, err = l.parts.OpenPass(ctx)
 		return err
@@ -77,6 +77,7 @@ func (l *line) publishPage(page []event.Event) {
 		l.bytes += int64(page[i].Bytes)
 	}
 	l.m.receivedVia("pass", len(page))
+	l.board.tookIn()
 	l.parts.Publisher.Publish(page)
 	l.flush()
 	l.measure()

@@ -23,6 +23,7 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/decoder"
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
 // ready is the send_status of a row that is to be published.
@@ -37,6 +38,10 @@ type Config struct {
 	DrainTimeout   time.Duration
 	ReconcileEvery time.Duration // between two rounds
 	CheckEvery     time.Duration // between two checks of the server
+	ProbeEvery     time.Duration // between two probes that show that the slot delivers
+	// Beats gets the beats of the line and of the loop that starts sessions.
+	// It may be nil.
+	Beats *pulse.Board
 }
 
 // Parts are the edges of one session, opened under its epoch.
@@ -97,6 +102,9 @@ func (r *Relay) Status() Status { return r.board.snapshot() }
 // nil. Its only error is a broken invariant.
 func (r *Relay) Run(ctx context.Context) error {
 	soon, slow := pause(500*time.Millisecond, 5*time.Second), pause(5*time.Second, time.Minute)
+	beat := r.cfg.Beats.Start("relay")
+	defer beat.End()
+	beat.Rest() // what it waits for has beats of its own
 	for {
 		streamed, err := r.term(ctx)
 		switch {

@@ -40,6 +40,19 @@ type Status struct {
 	Leader bool
 	Epoch  int64
 	Positions
+	Pace
+}
+
+// Pace tells how the line gets on. Times are zero before the first of what
+// they tell of in this session.
+type Pace struct {
+	EventAt  time.Time // when an event, or a probe of ours, was last taken in
+	MovedAt  time.Time // when the watermark last moved, or there was something in flight again
+	InFlight int       // events that are not resolved
+	HeldBack bool      // nothing is taken from the stream at present
+	// Oldest is when the oldest unresolved event was committed, by the
+	// server's clock; zero if there is none or that is not known.
+	Oldest time.Time
 }
 
 // Positions are the relay's marks in the WAL, 0 when not known.
@@ -54,6 +67,10 @@ type Positions struct {
 // board holds the status; the line writes its positions without a lock.
 type board struct {
 	received, watermark, saved, confirmed, server atomic.Uint64
+
+	// Pace, times in microseconds since the Unix epoch.
+	eventAt, movedAt, inFlight, oldest atomic.Int64
+	heldBack                           atomic.Bool
 
 	mu       sync.Mutex
 	status   Status
@@ -89,10 +106,31 @@ func (b *board) unlead() {
 	for _, p := range []*atomic.Uint64{&b.received, &b.watermark, &b.saved, &b.confirmed, &b.server} {
 		p.Store(0)
 	}
+	for _, p := range []*atomic.Int64{&b.eventAt, &b.movedAt, &b.inFlight, &b.oldest} {
+		p.Store(0)
+	}
+	b.heldBack.Store(false)
 	b.update(func(s *Status) {
 		s.Leader = false
 		clear(b.troubles)
 	})
+}
+
+// tookIn notes that something of ours has come, whichever way.
+func (b *board) tookIn() { b.eventAt.Store(time.Now().UnixMicro()) }
+
+func (b *board) moved(watermark pglogrepl.LSN) {
+	b.watermark.Store(uint64(watermark))
+	b.movedAt.Store(time.Now().UnixMicro())
+}
+
+// pace notes how the line stands before it waits.
+func (b *board) pace(inFlight int, heldBack bool, oldest int64) {
+	if before := b.inFlight.Swap(int64(inFlight)); before == 0 && inFlight > 0 {
+		b.movedAt.Store(time.Now().UnixMicro())
+	}
+	b.heldBack.Store(heldBack)
+	b.oldest.Store(oldest)
 }
 
 // trouble notes what an edge reports while it keeps trying.
@@ -148,5 +186,19 @@ func (b *board) snapshot() Status {
 		Confirmed: pglogrepl.LSN(b.confirmed.Load()),
 		Server:    pglogrepl.LSN(b.server.Load()),
 	}
+	s.Pace = Pace{
+		EventAt:  micros(&b.eventAt),
+		MovedAt:  micros(&b.movedAt),
+		InFlight: int(b.inFlight.Load()),
+		HeldBack: b.heldBack.Load(),
+		Oldest:   micros(&b.oldest),
+	}
 	return s
+}
+
+func micros(n *atomic.Int64) time.Time {
+	if at := n.Load(); at != 0 {
+		return time.UnixMicro(at)
+	}
+	return time.Time{}
 }

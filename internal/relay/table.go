@@ -83,8 +83,28 @@ func (l *line) probed(ctx context.Context, content []byte) {
 		l.passWindow(ctx)
 	case l.reconcile != nil && string(content) == string(l.reconcile.probe):
 		l.reconcile.seen = true
+	case l.heartbeat != nil && string(content) == string(l.heartbeat.probe):
+		l.m.probeRoundtrip.Observe(time.Since(l.heartbeat.sent).Seconds())
+		l.heartbeat = nil
 	default:
 		l.m.ignored("unknown_probe")
+		return
+	}
+	l.board.tookIn()
+}
+
+// heartbeat is a probe on its way, which shows that the slot delivers even while
+// nobody writes.
+type heartbeat struct {
+	probe probe
+	sent  time.Time
+}
+
+// sendHeartbeat emits a probe unless one is still on its way, or the stream is not
+// read.
+func (l *line) sendHeartbeat(ctx context.Context) {
+	if l.heartbeat == nil && l.pass == nil && !l.draining {
+		l.heartbeat = &heartbeat{probe: l.emitProbe(ctx), sent: time.Now()}
 	}
 }
 
@@ -174,6 +194,7 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 	l.parts.Scheduler.Settled(settled)
 	if len(due) > 0 {
 		l.m.receivedVia("requeue", len(due))
+		l.board.tookIn()
 		l.parts.Publisher.Publish(due)
 		l.flush()
 	}
