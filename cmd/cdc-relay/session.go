@@ -274,5 +274,6 @@ func (o *opener) scheduler(t *lease.Tenure, db retrysched.DB, table *doctor.Tabl
 		Tick:        o.c.Retry.Tick,
 		Batch:       o.c.Retry.Batch,
 		Patience:    o.c.Retry.Patience,
+		Pulse:       o.vitals.pulse,
 	}, o.log, o.requeueMetrics)
 }

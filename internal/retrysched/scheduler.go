@@ -13,6 +13,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
+	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
 // lostRequeues of one row in a row mean that the trigger does not work.
@@ -38,6 +39,8 @@ type Config struct {
 	// Patience is how long a requeue is waited for at least before the row is
 	// requeued again.
 	Patience time.Duration
+	// Pulse is told that the loop comes round; nil: nobody wants to know.
+	Pulse *pulse.Board
 }
 
 // table is what the scheduler needs of the database.
@@ -91,12 +94,16 @@ func New(cfg Config, log *slog.Logger, m *Metrics) *Scheduler {
 func (s *Scheduler) Run(ctx context.Context, accepting func() bool) error {
 	pause := backoff.NewExponentialBackOff(backoff.WithInitialInterval(s.cfg.Tick),
 		backoff.WithMaxInterval(max(s.cfg.Tick, 10*time.Second)), backoff.WithMaxElapsedTime(0))
+	beat := s.cfg.Pulse.Start("scheduler")
+	defer beat.End()
 	for wait := s.cfg.Tick; ; {
+		beat.Rest()
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
 			return nil
 		}
+		beat.Work()
 		wait = s.cfg.Tick
 		if !accepting() {
 			continue
