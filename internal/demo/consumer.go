@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,23 +19,28 @@ import (
 type consumer struct {
 	w      *world
 	client *kgo.Client
-	queues map[string][]chan *kgo.Record
+	queues map[string][]chan arrival
 
 	mu       sync.Mutex
-	consumed int
-	latency  []time.Duration // from the start of the commit until the record was read
+	consumed map[int64]arrival // by row
+}
+
+// arrival is a record and when it was read.
+type arrival struct {
+	*kgo.Record
+	read time.Time
 }
 
 func newConsumer(w *world) (*consumer, error) {
-	client, err := kgo.NewClient(kgo.SeedBrokers(w.broker), kgo.ConsumeTopics(w.topicNames()...),
+	client, err := kgo.NewClient(kgo.SeedBrokers(w.broker), kgo.ConsumeTopics(w.made...),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxWait(100*time.Millisecond))
 	if err != nil {
 		return nil, fmt.Errorf("making the consumer's client: %w", err)
 	}
-	c := &consumer{w: w, client: client, queues: map[string][]chan *kgo.Record{}}
-	for _, topic := range w.topicNames() {
+	c := &consumer{w: w, client: client, queues: map[string][]chan arrival{}, consumed: map[int64]arrival{}}
+	for _, topic := range slices.Concat(w.made, []string{w.topic(lateType)}) {
 		for range partitions {
-			c.queues[topic] = append(c.queues[topic], make(chan *kgo.Record, events))
+			c.queues[topic] = append(c.queues[topic], make(chan arrival, events))
 		}
 	}
 	return c, nil
@@ -67,15 +73,14 @@ func (c *consumer) read(ctx context.Context) error {
 		}
 		now := time.Now()
 		fetches.EachRecord(func(r *kgo.Record) {
-			r.Timestamp = now // when it was read; the sender's time is not needed
-			c.queues[r.Topic][r.Partition] <- r
+			c.queues[r.Topic][r.Partition] <- arrival{r, now}
 		})
 	}
 	return nil
 }
 
 // work consumes the records of a partition one after the other.
-func (c *consumer) work(ctx context.Context, records <-chan *kgo.Record) error {
+func (c *consumer) work(ctx context.Context, records <-chan arrival) error {
 	conn, err := c.w.connect(ctx)
 	if err != nil {
 		return fmt.Errorf("connecting the consumer: %w", err)
@@ -95,8 +100,8 @@ func (c *consumer) work(ctx context.Context, records <-chan *kgo.Record) error {
 
 // consume claims a row and finishes it. The work of a real consumer would lie
 // between the two statements.
-func (c *consumer) consume(ctx context.Context, conn *pgx.Conn, r *kgo.Record) error {
-	rec, err := topics.Parse(r)
+func (c *consumer) consume(ctx context.Context, conn *pgx.Conn, r arrival) error {
+	rec, err := topics.Parse(r.Record)
 	if err != nil {
 		return err
 	}
@@ -112,7 +117,9 @@ func (c *consumer) consume(ctx context.Context, conn *pgx.Conn, r *kgo.Record) e
 	if tag.RowsAffected() != 1 {
 		return fmt.Errorf("finishing row %d: the claim is lost", rec.RowID)
 	}
-	c.done(rec.RowID, r.Timestamp)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.consumed[rec.RowID] = r
 	return nil
 }
 
@@ -137,14 +144,4 @@ func claim(ctx context.Context, conn *pgx.Conn, id int64, eventID [16]byte) (gen
 		return status == 4, err
 	})
 	return generation, ok, err
-}
-
-func (c *consumer) done(id int64, read time.Time) {
-	asked, known := c.w.history.Asked(id)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.consumed++
-	if known {
-		c.latency = append(c.latency, read.Sub(asked))
-	}
 }

@@ -54,7 +54,11 @@ func TestDemoRemovesWhatItMadeWhenItFails(t *testing.T) {
 func TestVerdict(t *testing.T) {
 	t.Parallel()
 	good := func() *report {
-		return &report{sent: events, check: &check.Report{Committed: events, Records: events, Statuses: map[int16]int{check.Consumed: events}}}
+		retries := float64(lateEvents * lateAttempts)
+		return &report{
+			sent: events, requeued: requeues{delayed: delayedEvents, retries: retries, received: delayedEvents + retries},
+			check: &check.Report{Committed: events, Records: events, Statuses: map[int16]int{check.Consumed: events}},
+		}
 	}
 	for _, tc := range []struct {
 		name  string
@@ -66,6 +70,11 @@ func TestVerdict(t *testing.T) {
 		{"one not SENT", func(r *report) { r.sent-- }, false},
 		{"a record too many", func(r *report) { r.check.Records++ }, false},
 		{"one not written", func(r *report) { r.check.Committed-- }, false},
+		{"the delayed event too early", func(r *report) { r.late = -time.Millisecond }, false},
+		{"the delayed event not requeued", func(r *report) { r.requeued.delayed--; r.requeued.received-- }, false},
+		{"too few retries", func(r *report) { r.requeued.retries--; r.requeued.received-- }, false},
+		{"a retry more", func(r *report) { r.requeued.retries++; r.requeued.received++ }, true},
+		{"one not back through the WAL", func(r *report) { r.requeued.received-- }, false},
 		{"a broken promise", func(r *report) { r.check.Problems = []check.Problem{{Kind: check.Disorder, Text: "x"}} }, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -1,8 +1,10 @@
 // Command demo sends real rows through the whole line and prints what came of
 // them: writers commit events of 50 aggregates in transactions of mixed
 // shapes, a relay publishes them, and a small consumer claims each row by
-// compare-and-set, SENT to CONSUMING to CONSUMED. It ends with 0 only if every
-// event made the whole way, once and in order, and nothing is left READY.
+// compare-and-set, SENT to CONSUMING to CONSUMED. Among them are a delayed
+// event and some whose topic is missing at first, which come back through the
+// WAL. It ends with 0 only if every event made the whole way, once, in order
+// and not before its time, and nothing is left READY.
 //
 // It needs CDC_TEST_PG18_DSN, a superuser's DSN of the database postgres, and
 // CDC_TEST_KAFKA, host:port of a broker; `make demo` brings both. It works in
@@ -81,7 +83,7 @@ func demo(ctx context.Context, program string) (err error) {
 	if err := r.verdict(); err != nil {
 		return err
 	}
-	fmt.Println("\nEvery event went READY -> SENT -> CONSUMED, once and in order.")
+	fmt.Println("\nEvery event went READY -> SENT -> CONSUMED, once, in order and not before its time.")
 	return nil
 }
 
@@ -99,6 +101,7 @@ func run(ctx context.Context, w *world, c *consumer) error {
 		}
 		return w.settle(running)
 	})
+	g.Go(func() error { return w.makeLateTopic(running, c) })
 	g.Go(func() error { return showProgress(running, w) })
 	if err := g.Wait(); err != nil {
 		return err
@@ -106,22 +109,27 @@ func run(ctx context.Context, w *world, c *consumer) error {
 	return ctx.Err()
 }
 
-// write commits the events: a large one alone, the others in transactions of
-// one or many rows, with savepoints and rollbacks between them.
+// write commits the events: those that have to wait, a large one alone, the
+// others in transactions of one or many rows, with savepoints and rollbacks
+// between them.
 func write(ctx context.Context, w *world) error {
 	conn, err := w.connect(ctx)
 	if err != nil {
 		return fmt.Errorf("connecting: %w", err)
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
+	if err := w.insertWaiting(ctx, conn); err != nil {
+		return err
+	}
 	large := load.Row{EventType: "exported", Payload: make([]byte, largeBytes)}
 	large.Aggregate.Type, large.Aggregate.ID = types[0], "a large one"
 	if err := load.Insert(ctx, conn, table, w.history, large); err != nil {
 		return fmt.Errorf("writing the large event: %w", err)
 	}
+	const special = delayedEvents + lateEvents + 1 // each has an aggregate of its own
 	spec := load.Spec{
-		Connect: w.connect, Table: table, Types: types, Aggregates: aggregates - 1, Writers: writers,
-		Events: events - 1, Seed: uint64(time.Now().UnixNano()), Pace: pace,
+		Connect: w.connect, Table: table, Types: types, Aggregates: aggregates - special, Writers: writers,
+		Events: events - special, Seed: uint64(time.Now().UnixNano()), Pace: pace,
 	}
 	return spec.Run(ctx, w.history)
 }

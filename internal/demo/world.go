@@ -24,7 +24,7 @@ const (
 	partitions = 4
 )
 
-// types are the aggregate types, a topic each.
+// types are the aggregate types of the load, a topic each.
 var types = []string{"order", "user"}
 
 // world is what the demo makes and removes again. What was not made yet is nil
@@ -39,9 +39,11 @@ type world struct {
 	dir     string
 	pool    *pgxpool.Pool
 	topics  *topics.Admin
+	made    []string // topics
 	relay   *relayproc.Process
 	status  string // host:port of the relay's /statusz
 	history *load.History
+	due     time.Time // of the delayed event, by the server's clock
 }
 
 // newWorld returns what it has made even if it fails, to be removed.
@@ -53,7 +55,7 @@ func newWorld(ctx context.Context, program string) (*world, error) {
 	if w.admin == "" || w.broker == "" {
 		return w, errors.New("CDC_TEST_PG18_DSN and CDC_TEST_KAFKA are not both set: run make demo, which starts the servers")
 	}
-	for _, step := range []func(context.Context) error{w.makeDatabase, w.makeTopics, w.setUp, w.startRelay} {
+	for _, step := range []func(context.Context) error{w.makeDatabase, w.connectKafka, w.setUp, w.startRelay} {
 		if err := step(ctx); err != nil {
 			return w, err
 		}
@@ -90,23 +92,21 @@ func (w *world) makeDatabase(ctx context.Context) error {
 // topic is named as in the relay's configuration below.
 func (w *world) topic(aggregateType string) string { return w.name + "." + aggregateType }
 
-func (w *world) topicNames() (names []string) {
-	for _, t := range types {
-		names = append(names, w.topic(t))
+// connectKafka makes the topics that are there from the start.
+func (w *world) connectKafka(ctx context.Context) (err error) {
+	if w.topics, err = topics.NewAdmin(w.broker); err != nil {
+		return err
 	}
-	return names
+	return w.makeTopics(ctx, append([]string{delayedType}, types...)...)
 }
 
-func (w *world) makeTopics(ctx context.Context) error {
-	admin, err := topics.NewAdmin(w.broker)
-	if err != nil {
-		return err
+func (w *world) makeTopics(ctx context.Context, aggregateTypes ...string) error {
+	for _, t := range aggregateTypes {
+		if err := w.topics.Create(ctx, partitions, nil, w.topic(t)); err != nil {
+			return err
+		}
+		w.made = append(w.made, w.topic(t))
 	}
-	if err := admin.Create(ctx, partitions, nil, w.topicNames()...); err != nil {
-		admin.Close()
-		return err
-	}
-	w.topics = admin
 	return nil
 }
 
@@ -122,6 +122,8 @@ func (w *world) setUp(ctx context.Context) (err error) {
 	config := relayproc.Config{
 		"postgres.dsn": w.dsn, "slot.name": w.name, "slot.publication": w.name, "kafka.brokers": []string{w.broker},
 		"record.topic": w.topic("{aggregate_type}"), "record.source": "/demo", "http.listen": w.status,
+		// so that retries follow each other fast
+		"kafka.unknown_topic_grace": "1s", "retry.base": "500ms",
 	}
 	if err := config.Write(w.configFile()); err != nil {
 		return err
@@ -198,7 +200,9 @@ func (w *world) remove(ctx context.Context) error {
 		errs = append(errs, w.relay.Stop(10*time.Second))
 	}
 	if w.topics != nil {
-		errs = append(errs, w.topics.Delete(ctx, w.topicNames()...))
+		if len(w.made) > 0 {
+			errs = append(errs, w.topics.Delete(ctx, w.made...))
+		}
 		w.topics.Close()
 	}
 	if w.pool != nil {
