@@ -33,7 +33,7 @@ SELECT * FROM (
            AS cdc_relay_before,
          o.*
     FROM unnest($1::bigint[]) WITH ORDINALITY v (id, place)
-    LEFT JOIN {table} o ON o.{id} = v.id AND o.{id} = ANY($1) AND o.{send_status} = 0 AND o.{next_attempt_at} <= now()) r
+    LEFT JOIN {table} o ON o.{id} = v.id AND o.{send_status} = 0 AND o.{next_attempt_at} <= now()) r
  WHERE r.cdc_relay_before < $2::bigint
  ORDER BY r.cdc_relay_place`
 

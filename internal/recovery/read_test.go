@@ -276,7 +276,7 @@ func BenchmarkRead(b *testing.B) {
 			if _, err := conn.Exec(b.Context(), "UPDATE public.outbox SET next_attempt_at = now()"); err != nil {
 				b.Fatal(err)
 			}
-			const batch = 64
+			const batch = 512
 			refs := make([]event.Ref, batch)
 			next := 0
 			b.ReportAllocs()
@@ -292,4 +292,43 @@ func BenchmarkRead(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*batch), "ns/row")
 		})
 	}
+}
+
+// A plan that was made while the table was empty must not read all of it later.
+func TestReadNeverScansTheTable(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		rows, conn := setup(t, db)
+		for range 10 { // more often than custom plans are tried
+			read(t, rows, 1<<20, event.Ref{ID: 1, XID: 1})
+		}
+		fill(t, conn, 20_000)
+		db.Exec(t, "UPDATE public.outbox SET next_attempt_at = now() WHERE id % 2 = 0")
+		refs := make([]event.Ref, 300)
+		for i := range refs {
+			refs[i] = event.Ref{ID: int64(1 + i*67), XID: 1} // every other one due, the last ones gone
+		}
+		stats := func() (scanned, fetched int) {
+			t.Helper()
+			err := conn.QueryRow(t.Context(), "SELECT seq_tup_read, idx_scan FROM pg_stat_user_tables WHERE relname = 'outbox'").
+				Scan(&scanned, &fetched)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return scanned, fetched
+		}
+		before, _ := stats()
+		for range 10 {
+			read(t, rows, 1<<20, refs...)
+		}
+		session := rows.db.(*pgx.Conn)
+		for _, sql := range []string{"SELECT pg_stat_force_next_flush()", "SELECT 1"} { // statistics go out between statements
+			if _, err := session.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if after, fetched := stats(); after > before || fetched < 10*300 {
+			t.Errorf("%d rows read by scans of the table and %d look-ups in an index, want none and at least %d", after-before, fetched, 10*300)
+		}
+	})
 }

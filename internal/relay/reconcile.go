@@ -31,7 +31,7 @@ func (l *line) startReconcile(ctx context.Context) {
 		return err
 	}, func() error {
 		if len(ids) == 0 {
-			l.reconcileLater()
+			l.reconcileAfter(l.cfg.ReconcileEvery)
 			return nil
 		}
 		l.reconcile = &reconcile{ids: ids, probe: l.emitProbe(ctx)}
@@ -39,9 +39,9 @@ func (l *line) startReconcile(ctx context.Context) {
 	})
 }
 
-func (l *line) reconcileLater() {
+func (l *line) reconcileAfter(pause time.Duration) {
 	l.reconcile = nil
-	l.reconcileAt = time.After(l.cfg.ReconcileEvery)
+	l.reconcileAt = time.After(pause)
 }
 
 // committed notes the end of the transaction that held the round's probe.
@@ -64,11 +64,13 @@ func (l *line) advanceReconcile(ctx context.Context) {
 		missed, err = l.parts.Rows.Requeue(ctx, r.ids)
 		return err
 	}, func() error {
-		if missed > 0 {
-			l.m.missed(missed)
-			l.log.Warn("READY rows that the slot never showed were requeued", "rows", missed)
+		if missed == 0 {
+			l.reconcileAfter(l.cfg.ReconcileEvery)
+			return nil
 		}
-		l.reconcileLater()
+		l.m.missed(missed)
+		l.log.Warn("READY rows that the slot never showed were requeued", "rows", missed)
+		l.reconcileAfter(0) // there may be many more
 		return nil
 	})
 }

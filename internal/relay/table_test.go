@@ -275,16 +275,18 @@ func TestReconcile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		_, stop := running(t, w, nil)
-		w.set(7, ready, event.Due{}) // inserted while the publication was away
+		for id := range int64(7) { // inserted while the publication was away, more than one round lists
+			w.set(id+1, ready, event.Due{})
+		}
 		elapse(time.Minute + time.Second)
 		synctest.Wait()
-		wantPublished(t, w, 7)
+		wantPublished(t, w, 1, 2, 3, 4, 5, 6, 7)
 
 		w.silence()
 		w.commit(8)
 		elapse(10 * time.Minute)
 		synctest.Wait()
-		wantPublished(t, w, 7, 8)
+		wantPublished(t, w, 1, 2, 3, 4, 5, 6, 7, 8)
 		stop()
 	})
 }
