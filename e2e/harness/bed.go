@@ -134,10 +134,12 @@ func (b *Bed) Migrate() {
 	b.mustRun("migrate", "up")
 }
 
-// Init makes publication and slot by `cdc-relay init --apply`.
+// Init makes publication and slot by `cdc-relay init --apply`. It is patient:
+// a slot has to wait for every writing transaction of the server, those of
+// other tests too.
 func (b *Bed) Init() {
 	b.t.Helper()
-	b.mustRun("init", "--apply")
+	b.mustRun("init", "--apply", "--timeout", patience.String())
 }
 
 func (b *Bed) mustRun(args ...string) {
