@@ -207,7 +207,11 @@ func TestReadWaitsForTheTransaction(t *testing.T) {
 			got <- found
 		}()
 		for range 3 { // looks again and again
-			<-asked
+			select {
+			case <-asked:
+			case <-got: // an open transaction would stall the whole server
+				t.Fatal("Read did not wait for the transaction")
+			}
 		}
 		if err := tx.Commit(t.Context()); err != nil {
 			t.Fatal(err)

@@ -67,9 +67,10 @@ type line struct {
 
 	// Questions to the table, beside the stream.
 	answers     chan answer
-	pass        *pass      // nil unless under way
-	window      *window    // nil once its probe is back
-	reconcile   *reconcile // nil between two rounds
+	pass        *pass          // nil unless under way
+	passed      map[int64]bool // rows of a pass that are not resolved
+	window      *window        // nil once its probe is back
+	reconcile   *reconcile     // nil between two rounds
 	reconcileAt <-chan time.Time
 	// Requeued rows: tracked and waiting to be read; how many are being read;
 	// and, by id, the due time under which one is in flight.
@@ -149,6 +150,8 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 			}
 		case <-l.reconcileAt:
 			l.startReconcile(ctx)
+		case <-l.pass.overdue():
+			l.pass.leave()
 		case <-probeTick.C:
 			l.sendHeartbeat(ctx)
 		case <-stop:
@@ -173,6 +176,7 @@ func (l *line) advance(ctx context.Context) error {
 	l.read(ctx)
 	l.advancePass(ctx)
 	l.advanceReconcile(ctx)
+	l.m.inflight(l.ledger.Pending(), l.bytes)
 	l.accepting.Store(!l.full && !l.draining && l.pass == nil && !l.stuck)
 	return nil
 }
@@ -400,6 +404,9 @@ func (l *line) resolve(refs []event.Ref) error {
 		if err := l.ledger.Resolve(refs[i].Seq); err != nil {
 			return fmt.Errorf("%w: %w", ErrInvariant, err)
 		}
+		if len(l.passed) > 0 {
+			delete(l.passed, refs[i].ID)
+		}
 		if refs[i].Due.IsNull() {
 			continue
 		}
@@ -441,13 +448,15 @@ func (l *line) breathe() {
 	if l.bytes <= l.cfg.InflightBytes/4*3 && l.ledger.Pending() <= l.cfg.InflightEvents/4*3 {
 		l.full = false
 	}
-	l.m.inflight(l.ledger.Pending(), l.bytes)
 }
 
 func (l *line) parks(r refusal) []event.Park {
 	parks := make([]event.Park, len(r.refs))
 	for i, ref := range r.refs {
 		delay, failed := l.policy.Next(ref.Attempts, r.failure)
+		if failed {
+			l.m.failed(r.failure.Class)
+		}
 		parks[i] = event.Park{Ref: ref, Failure: r.failure, Failed: failed, Delay: delay}
 	}
 	return parks

@@ -45,6 +45,7 @@ type world struct {
 	confirmed pglogrepl.LSN
 	saved     pglogrepl.LSN
 	released  int
+	locked    int64           // row that cannot be written, 0: none
 	hold      chan struct{}   // unless nil, acknowledgements wait until it is closed
 	mute      bool            // the broker does not answer
 	early     []pglogrepl.LSN // confirmed before it was saved: breaks I2
@@ -403,6 +404,7 @@ func (r *memRecorder) Run(ctx context.Context) error {
 		r.refs = nil
 		r.mu.Unlock()
 		r.w.mu.Lock()
+		refs = slices.DeleteFunc(refs, func(ref event.Ref) bool { return ref.ID == r.w.locked })
 		for i := range refs {
 			// Compare and set, as the write-back does.
 			if row := r.w.rows[refs[i].ID]; row != nil && row.status == ready && row.due == refs[i].Due {

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
 )
 
 // metrics of the line; names are a contract.
@@ -13,6 +15,7 @@ type metrics struct {
 	insertsIgnored *prometheus.CounterVec
 	skippedTotal   prometheus.Counter
 	missedTotal    prometheus.Counter
+	failedTotal    *prometheus.CounterVec
 	inflightEvents prometheus.Gauge
 	inflightBytes  prometheus.Gauge
 	probeRoundtrip prometheus.Histogram
@@ -33,6 +36,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "cdc_relay_duplicates_skipped_total", Help: "Redelivered events whose row is SENT or further, parked or gone."}),
 		missedTotal: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "cdc_relay_reconcile_missed_total", Help: "READY rows that the slot never showed: an anomaly."}),
+		failedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cdc_relay_events_failed_total", Help: "Events whose attempts have come to an end: FAILED."}, []string{"class"}),
 		inflightEvents: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cdc_relay_inflight_events", Help: "Events that are not resolved yet."}),
 		inflightBytes: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -48,13 +53,16 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		blockedReason: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "cdc_relay_blocked_reason", Help: "1 for the doctor id of what a person should look at."}, []string{"reason"}),
 	}
-	reg.MustRegister(m.receivedTotal, m.ignoredTotal, m.insertsIgnored, m.skippedTotal, m.missedTotal,
+	reg.MustRegister(m.receivedTotal, m.ignoredTotal, m.insertsIgnored, m.skippedTotal, m.missedTotal, m.failedTotal,
 		m.inflightEvents, m.inflightBytes, m.probeRoundtrip, m.endToEnd, m.states, m.blockedReason)
 	for _, via := range []string{"insert", "requeue", "pass"} {
 		m.receivedTotal.WithLabelValues(via)
 	}
 	for _, r := range []string{"not_transactional", "unknown_probe", "malformed", "unknown_id", "foreign"} {
 		m.ignoredTotal.WithLabelValues(r)
+	}
+	for _, class := range []event.Class{event.ClassRecord, event.ClassTopic} {
+		m.failedTotal.WithLabelValues(class.String())
 	}
 	for _, r := range []string{"delayed", "status"} {
 		m.insertsIgnored.WithLabelValues(r)
@@ -97,6 +105,8 @@ func (m *metrics) received(c counts) {
 func (m *metrics) receivedVia(via string, n int) {
 	m.receivedTotal.WithLabelValues(via).Add(float64(n))
 }
+
+func (m *metrics) failed(c event.Class) { m.failedTotal.WithLabelValues(c.String()).Inc() }
 
 func (m *metrics) missed(n int) { m.missedTotal.Add(float64(n)) }
 

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"time"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
 )
@@ -14,14 +15,29 @@ type pass struct {
 	rows   Pass
 	asking bool
 	ended  bool
+	left   bool             // what is not resolved by now is not waited for
+	grace  <-chan time.Time // runs from the end on
 }
+
+// passGrace is how long the rows of a pass are waited for after its end. One
+// that is locked by somebody must not hold up the stream.
+const passGrace = 5 * time.Second
+
+func (p *pass) overdue() <-chan time.Time {
+	if p == nil {
+		return nil
+	}
+	return p.grace
+}
+
+func (p *pass) leave() { p.left, p.grace = true, nil }
 
 // startPass opens the snapshot.
 func (l *line) startPass(ctx context.Context) {
 	l.log.Info("publishing the READY rows of the table first")
 	l.board.set(Recovering, nil)
 	p := &pass{asking: true}
-	l.pass = p
+	l.pass, l.passed = p, map[int64]bool{}
 	l.ledger.Begin(0)
 	l.ask(ctx, "opening a snapshot of the table", func() (err error) {
 		p.rows, err = l.parts.OpenPass(ctx)
@@ -40,7 +56,7 @@ func (l *line) advancePass(ctx context.Context) {
 		return
 	}
 	if p.ended {
-		if l.ledger.Pending() > 0 {
+		if l.ledger.Pending() > 0 && !p.left {
 			return
 		}
 		l.endPass()
@@ -69,11 +85,12 @@ func (l *line) publishPage(page []event.Event) {
 		return
 	}
 	if len(page) == 0 {
-		l.pass.ended = true
+		l.pass.ended, l.pass.grace = true, time.After(passGrace)
 		return
 	}
 	for i := range page {
 		page[i].Seq = l.ledger.Track()
+		l.passed[page[i].ID] = true
 		l.bytes += int64(page[i].Bytes)
 	}
 	l.m.receivedVia("pass", len(page))

@@ -98,6 +98,11 @@ func New(cfg Config, leaders Leadership, open Open, policy RetryPolicy, log *slo
 // Status is a snapshot of what the relay is doing. Safe for concurrent use.
 func (r *Relay) Status() Status { return r.board.snapshot() }
 
+// settledAfter is how long a session must have lasted for the next one to be
+// tried soon again: what only shows once the stream runs must not be met every
+// few seconds.
+const settledAfter = time.Minute
+
 // Run leads, relays and starts over until ctx ends, then drains and returns
 // nil. Its only error is a broken invariant.
 func (r *Relay) Run(ctx context.Context) error {
@@ -106,14 +111,15 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer beat.End()
 	beat.Rest() // what it waits for has beats of its own
 	for {
-		streamed, err := r.term(ctx)
+		began := time.Now()
+		err := r.term(ctx)
 		switch {
 		case errors.Is(err, ErrInvariant):
 			return err
 		case ctx.Err() != nil:
 			return nil
 		}
-		if streamed {
+		if time.Since(began) > settledAfter {
 			soon.Reset()
 			slow.Reset()
 		}
@@ -138,12 +144,11 @@ func pause(first, longest time.Duration) *backoff.ExponentialBackOff {
 		backoff.WithMultiplier(2), backoff.WithRandomizationFactor(0.1), backoff.WithMaxElapsedTime(0))
 }
 
-// term is one period of leadership: acquire, run a session, release. streamed
-// tells whether it came as far as the stream.
-func (r *Relay) term(ctx context.Context) (streamed bool, err error) {
+// term is one period of leadership: acquire, run a session, release.
+func (r *Relay) term(ctx context.Context) error {
 	tenure, err := r.leaders.Acquire(ctx, func() { r.board.set(Standby, nil) })
 	if err != nil {
-		return false, err
+		return err
 	}
 	r.board.lead(tenure.Session().Epoch)
 	defer r.board.unlead()
@@ -156,13 +161,11 @@ func (r *Relay) term(ctx context.Context) (streamed bool, err error) {
 	group.Go(func() error { return tenure.Run(gctx, inbox.Saved) })
 	group.Go(func() error {
 		defer cancel()
-		var err error
-		streamed, err = r.session(ctx, gctx, tenure, inbox)
-		return err
+		return r.session(ctx, gctx, tenure, inbox)
 	})
 	err = group.Wait()
 	r.release(parts, tenure)
-	return streamed, err
+	return err
 }
 
 // release gives the lease up, so that a standby need not wait for it to run
@@ -178,13 +181,13 @@ func (r *Relay) release(ctx context.Context, tenure Tenure) {
 
 // session opens the parts and runs the line until stop ends (a graceful end)
 // or ctx does (leadership is lost).
-func (r *Relay) session(stop, ctx context.Context, tenure Tenure, inbox *Inbox) (streamed bool, err error) {
+func (r *Relay) session(stop, ctx context.Context, tenure Tenure, inbox *Inbox) error {
 	opening, cancel := context.WithCancel(ctx)
 	defer context.AfterFunc(stop, cancel)()
 	defer cancel()
 	parts, err := r.open(opening, tenure, inbox)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer parts.Close()
 
@@ -196,7 +199,7 @@ func (r *Relay) session(stop, ctx context.Context, tenure Tenure, inbox *Inbox) 
 
 	err = r.runLine(stop, ctx, parts, tenure, inbox)
 	stopReading()
-	return true, errors.Join(err, <-ended)
+	return errors.Join(err, <-ended)
 }
 
 // runLine runs the line and the edges it hands over to, until the line ends.
@@ -248,13 +251,18 @@ func final(err error) bool {
 	return errors.Is(err, fault.ErrFenced) || fault.AsBlocked(err) != nil
 }
 
-// changed logs each change of state once.
+// changed logs each change of state, and of what needs a person in it, once.
 func (r *Relay) changed(from, to Status) {
 	r.m.state(to.State, to.Reason)
-	args := []any{"state", string(to.State), "was", string(from.State)}
-	if to.Reason == "" {
-		r.log.Info("state changed", args...)
-		return
+	trouble := []any{"state", string(to.State), "reason", to.Reason, "what", to.What, "remedy", to.Remedy}
+	switch {
+	case to.State == Blocked:
+		r.log.Error("blocked", append(trouble, "was", string(from.State))...)
+	case from.State != to.State:
+		r.log.Info("state changed", "state", string(to.State), "was", string(from.State))
+	case to.Reason != "":
+		r.log.Warn("somebody should look", trouble...)
+	default:
+		r.log.Info("nothing needs a person any more", "state", string(to.State), "reason", from.Reason)
 	}
-	r.log.Error("state changed", append(args, "reason", to.Reason, "what", to.What, "remedy", to.Remedy)...)
 }

@@ -66,7 +66,8 @@ func (l *line) lookedUp(fates []event.Fate) error {
 	}
 	fresh := l.batch[:0]
 	for i, fate := range fates {
-		if fate == event.FatePublish {
+		// A row of the pass that is still on its way needs no second record.
+		if fate == event.FatePublish && !l.passed[l.batch[i].ID] {
 			fresh = append(fresh, l.batch[i])
 			continue
 		}

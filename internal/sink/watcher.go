@@ -280,6 +280,6 @@ func partitionsTrouble(name string, pinned, present int) *fault.Blocked {
 	return &fault.Blocked{
 		Reason: checkPartitions,
 		What:   fmt.Sprintf("topic %s has %d partitions, fewer than the %d that keys were spread over", name, present, pinned),
-		Remedy: fmt.Sprintf("give it %d partitions again, or run: cdc-relay topics repin %s --confirm %d", pinned, name, present),
+		Remedy: fmt.Sprintf("give it %d partitions again; or, if keys may move to others, UPDATE cdc_relay_topic SET partitions = %d WHERE topic = '%s', and restart", pinned, present, name),
 	}
 }

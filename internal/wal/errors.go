@@ -128,6 +128,11 @@ func notice(body []byte) error {
 	return nil
 }
 
+// dropIt is what cures a slot that cannot be streamed any more.
+func dropIt(slot string) string {
+	return fmt.Sprintf("SELECT pg_drop_replication_slot('%s'): the relay creates it anew and publishes the READY rows of the table first, so nothing is lost", slot)
+}
+
 // explain finishes the error that ended a stream: only the database can tell
 // whether a publication is missing or merely younger than the slot.
 func (s *Stream) explain(ctx context.Context, err error) error {
@@ -138,7 +143,7 @@ func (s *Stream) explain(ctx context.Context, err error) error {
 		return &fault.Blocked{
 			Reason: "pub.young",
 			What:   fmt.Sprintf("publication %q is younger than the position of slot %q", s.publication, s.slot),
-			Remedy: "run cdc-relay slot recreate (nothing is lost, some events repeat), or slot advance-guard",
+			Remedy: dropIt(s.slot),
 			Err:    err,
 		}
 	}
