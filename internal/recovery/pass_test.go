@@ -1,7 +1,9 @@
 package recovery
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -117,9 +119,18 @@ func TestPassIsBoundedByBytes(t *testing.T) {
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		rows, conn := passRows(t, db)
 		_, err := conn.Exec(t.Context(), `INSERT INTO public.outbox (aggregate_type, aggregate_id, event_type, payload)
-			SELECT 't', 'a', 'e', convert_to(repeat('x', 10000), 'UTF8') FROM generate_series(1, 7)`)
+			SELECT 't', 'a', 'e', convert_to(repeat(i::text, 10000), 'UTF8') FROM generate_series(1, 7) i`)
 		if err != nil {
 			t.Fatal(err)
+		}
+		page, err := openPass(t, rows).Next(t.Context(), 1<<20)
+		if err != nil || len(page) != rows.cfg.Page {
+			t.Fatalf("a page of %d rows, %v", len(page), err)
+		}
+		for _, e := range page {
+			if want := bytes.Repeat(fmt.Append(nil, e.ID), 10_000); !bytes.Equal(e.Payload, want) {
+				t.Errorf("row %d does not own its payload", e.ID)
+			}
 		}
 		want := [][]int64{{1, 2, 3}, {4, 5, 6}, {7}}
 		if diff := cmp.Diff(want, drainPass(t, openPass(t, rows), 25_000)); diff != "" {
