@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/doctor"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
+	"github.com/cdc-relay/cdc-relay/internal/recovery"
 	"github.com/cdc-relay/cdc-relay/migrations"
 )
 
@@ -148,12 +150,15 @@ func makeSlot(ctx context.Context, conn *pgx.Conn, c *config.Config, sql string)
 }
 
 // oldestWriter names the transaction that a slot's creation waits for longest.
-func oldestWriter(ctx context.Context, conn *pgx.Conn) string {
+func oldestWriter(ctx context.Context, db recovery.DB) string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	var pid, seconds int
-	err := conn.QueryRow(ctx, `SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::int FROM pg_stat_activity
+	err := db.QueryRow(ctx, `SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::int FROM pg_stat_activity
 		WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 1`).Scan(&pid, &seconds)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "there is none now"
+	}
 	if err != nil {
 		return "which cannot be told"
 	}

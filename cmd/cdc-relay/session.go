@@ -84,7 +84,7 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 		return nil, err
 	}
 	if facts.Slot == nil {
-		err = o.createSlot(ctx, stream, facts)
+		err = o.createSlot(ctx, pool, stream, facts)
 	}
 	var parts *relay.Parts
 	if err == nil {
@@ -128,11 +128,12 @@ func (o *opener) check(ctx context.Context, options pg.Options, session *event.S
 }
 
 // createSlot makes the slot, as the login that streams.
-func (o *opener) createSlot(ctx context.Context, stream *wal.Stream, facts doctor.Facts) error {
+func (o *opener) createSlot(ctx context.Context, db recovery.DB, stream *wal.Stream, facts doctor.Facts) error {
 	if o.c.Slot.Failover && facts.Version < failoverSlots {
 		return noFailoverSlots()
 	}
-	o.log.Info("creating the slot; that waits for the end of every transaction that is writing", "slot", o.c.Slot.Name)
+	o.log.Info("creating the slot; that waits for the end of every transaction that is writing",
+		"slot", o.c.Slot.Name, "writers", oldestWriter(ctx, db))
 	_, err := stream.CreateSlot(ctx, o.c.Slot.Failover)
 	switch pg.Code(err) {
 	case codeTooManySlots, pg.CodeNoPrivilege:
