@@ -43,38 +43,71 @@ func TestWalsenderTerminatedTenTimes(t *testing.T) {
 	})
 }
 
-// TestPostgresCrashUnderLoad: nothing is lost, what was SENT before the crash
+// TestPostgresStopsUnderLoad: nothing is lost, what was SENT before the stop
 // is not published again, and the relay's process lives.
-func TestPostgresCrashUnderLoad(t *testing.T) {
+func TestPostgresStopsUnderLoad(t *testing.T) {
 	t.Parallel()
-	for _, version := range pgtest.Versions {
-		t.Run(fmt.Sprintf("pg%d", version), func(t *testing.T) {
+	for _, tc := range []struct {
+		version int
+		mode    pgtest.StopMode
+	}{
+		{15, pgtest.Immediate}, {18, pgtest.Immediate}, {18, pgtest.Fast},
+	} {
+		t.Run(fmt.Sprintf("pg%d %s", tc.version, tc.mode), func(t *testing.T) {
 			t.Parallel()
 			const window = 1000
-			cluster := pgtest.StartCluster(t, version)
+			cluster := pgtest.StartCluster(t, tc.version)
 			b := harness.NewBed(t, cluster.New(t), harness.Options{
 				Kafka: harness.Shared(t), Config: relayproc.Config{"limits.inflight_events": window},
 			})
 			b.StartStreaming(nil)
 			written := b.Background(func(ctx context.Context) error {
 				if err := b.Load(1_000_000, 100).Run(ctx, b.History); err == nil {
-					return errors.New("the writers ended before the crash")
+					return errors.New("the writers ended before the stop")
 				}
 				return nil
 			})
 			b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > 3000 })
 			b.Exec(`CREATE TABLE sent_before AS SELECT id FROM outbox WHERE send_status = 2`)
-			cluster.Stop(t, pgtest.Immediate)
+			cluster.Stop(t, tc.mode)
 			written()
 			cluster.Start(t)
 			b.Pool.Reset()
 			b.Write(500, 20)
 			b.Finish(harness.Allow{Duplicates: window})
 			if again := publishedTwice(t, b, "sent_before"); len(again) > 0 {
-				t.Errorf("rows that were SENT before the crash were published again: %v", again)
+				t.Errorf("rows that were SENT before the stop were published again: %v", again)
 			}
 		})
 	}
+}
+
+// TestNetworkCutToPostgres under load: the process lives, goes on when the
+// network is back, and repeats nothing.
+func TestNetworkCutToPostgres(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		wire, dsn := harness.StartWire(t, db.DSN)
+		b := harness.NewBed(t, db, harness.Options{Kafka: harness.Shared(t)})
+		b.StartStreaming(relayproc.Config{"postgres.dsn": dsn})
+		end := make(chan struct{})
+		written := b.Background(func(ctx context.Context) error { return writeUntil(ctx, b, end, 500) })
+		for range 3 {
+			sent := b.CountStatus(check.Sent)
+			b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > sent })
+			before := b.Walsender()
+			wire.Cut()
+			b.Wait("the walsender gone", func() bool { return b.Walsender() == 0 })
+			wire.Mend()
+			b.Wait("another walsender", func() bool {
+				now := b.Walsender()
+				return now != 0 && now != before
+			})
+		}
+		close(end)
+		written()
+		b.Finish(harness.Allow{})
+	})
 }
 
 // publishedTwice are the rows of a table of ids that have several records.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,6 +30,7 @@ import (
 type opener struct {
 	c           *config.Config
 	vitals      *vitals
+	source      atomic.Pointer[source] // of the present session, nil between two
 	log         *slog.Logger
 	kafka       sink.Config
 	sinkMetrics *sink.Metrics
@@ -51,14 +53,20 @@ func newOpener(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Reg
 func (o *opener) table() pg.Table { return pg.Table(o.c.Outbox.Table) }
 
 // connectLease makes a connection for the lease alone. It commits locally, so
-// that leadership does not hang on a standby.
+// that leadership does not hang on a standby. As the lease is renewed all the
+// time, it is the first to see that the server shuts down.
 func (o *opener) connectLease(ctx context.Context, expect *event.Session) (*pgx.Conn, pg.Server, error) {
 	options, err := sqlOptions(o.c)
 	if err != nil {
 		return nil, pg.Server{}, err
 	}
 	options.LocalCommit = true
-	return pg.Connect(ctx, options, expect)
+	conn, server, err := pg.Connect(ctx, options, expect)
+	if s := o.source.Load(); s != nil && pg.Code(err) == cannotConnectNow {
+		o.log.Warn("the server shuts down or starts up: letting go of the stream")
+		s.letGo()
+	}
+	return conn, server, err
 }
 
 // open checks the database, connects every part to the server of the tenure
@@ -98,7 +106,9 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 		pool.Close()
 		return nil, pg.Explain(err)
 	}
-	parts.Source = stream
+	source := newSource(stream)
+	o.source.Store(source)
+	parts.Source = source
 	parts.Decoder = decoder.New(decoder.Config{Table: facts.Table.OID, Columns: o.c.Outbox.Columns})
 	parts.Check = func(ctx context.Context) error {
 		_, err := o.check(ctx, options, &session)
@@ -107,6 +117,8 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 	o.vitals.stream.Store(stream)
 	parts.Close = func() {
 		o.vitals.stream.Store(nil)
+		o.source.Store(nil)
+		source.letGo()
 		pool.Close()
 	}
 	return parts, nil
