@@ -39,6 +39,7 @@ check gofmt format
 check shell shell_syntax
 if command -v shellcheck >/dev/null; then check shellcheck shell_style; fi
 check vet go vet ./...
+check go.mod go mod tidy -diff
 check staticcheck go tool staticcheck ./...
 check imports go test -count=1 ./internal/archtest # go cannot know that its result depends on all packages
 
