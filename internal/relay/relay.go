@@ -98,9 +98,9 @@ func New(cfg Config, leaders Leadership, open Open, policy RetryPolicy, log *slo
 // Status is a snapshot of what the relay is doing. Safe for concurrent use.
 func (r *Relay) Status() Status { return r.board.snapshot() }
 
-// settledAfter is how long a session must have lasted for the next one to be
-// tried soon again: what only shows once the stream runs must not be met every
-// few seconds.
+// settledAfter is how long a session must have lasted for a condition that
+// blocks to be a new one: what only shows once the stream runs must not be met
+// every few seconds.
 const settledAfter = time.Minute
 
 // Run leads, relays and starts over until ctx ends, then drains and returns
@@ -119,8 +119,10 @@ func (r *Relay) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		}
-		if time.Since(began) > settledAfter {
+		if r.board.hasStreamed() {
 			soon.Reset()
+		}
+		if time.Since(began) > settledAfter {
 			slow.Reset()
 		}
 		wait := soon

@@ -160,6 +160,26 @@ func TestCutStreamDrainsAndStartsOver(t *testing.T) {
 	})
 }
 
+// A fault that shows only once the stream runs must not flap every few seconds.
+func TestWhatBlocksAStreamIsMetAtGrowingIntervals(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		open := func(ctx context.Context, tenure Tenure, in *Inbox) (*Parts, error) {
+			time.AfterFunc(time.Second, func() { in.Fail(&fault.Blocked{Reason: "pub.young"}) })
+			return w.parts(ctx, tenure, in)
+		}
+		stop := start(newRelay(t, w, open, nil))
+		elapse(10 * time.Minute)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(w.sources); n < 10 || n > 16 {
+			t.Errorf("%d sessions in ten minutes", n)
+		}
+	})
+}
+
 func TestBlockedIsSaidAndTriedAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -74,6 +74,7 @@ type board struct {
 
 	mu       sync.Mutex
 	status   Status
+	streamed bool // the last session got past its lookup window
 	troubles map[string]*fault.Blocked
 	onChange func(from, to Status)
 }
@@ -90,6 +91,7 @@ func newBoard(onChange func(from, to Status)) *board {
 // forgets the last one.
 func (b *board) set(state State, cause *fault.Blocked) {
 	b.update(func(s *Status) {
+		b.streamed = b.streamed || state == Streaming
 		s.State, s.Reason, s.What, s.Remedy = state, "", "", ""
 		if cause != nil {
 			s.Reason, s.What, s.Remedy = cause.Reason, cause.What, cause.Remedy
@@ -98,7 +100,18 @@ func (b *board) set(state State, cause *fault.Blocked) {
 }
 
 func (b *board) lead(epoch int64) {
-	b.update(func(s *Status) { s.Leader, s.Epoch = true, epoch })
+	b.update(func(s *Status) {
+		b.streamed = false
+		s.Leader, s.Epoch = true, epoch
+	})
+}
+
+// hasStreamed reports whether the last session came as far as the stream, past
+// its lookup window.
+func (b *board) hasStreamed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.streamed
 }
 
 // unlead forgets what belonged to the session.
