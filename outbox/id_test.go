@@ -16,7 +16,7 @@ import (
 func TestNewIDIsVersion7(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(1500 * time.Microsecond) // of the bubble's clock: half a millisecond on top
+		<-time.After(1500 * time.Microsecond) // of the bubble's clock: half a millisecond on top
 		id := outbox.NewID()
 		var word [8]byte
 		copy(word[2:], id[:6])
@@ -40,7 +40,7 @@ func TestIDsAscendWithTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		last := outbox.NewID()
 		for range 5000 {
-			time.Sleep(time.Microsecond) // of the bubble's clock
+			<-time.After(time.Microsecond) // of the bubble's clock
 			id := outbox.NewID()
 			if bytes.Compare(id[:], last[:]) <= 0 {
 				t.Fatalf("%v after %v", id, last)

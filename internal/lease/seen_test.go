@@ -24,27 +24,27 @@ func TestSeenAtFollowsRenewals(t *testing.T) {
 			t.Errorf("seen at %v, want the time of the look, %v", l.SeenAt(), read)
 		}
 
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		tenure, f := newTenure(t)
 		tenure.cfg.Pulse = pulse.NewBoard()
 		won := time.Now()
 		l.seen.tenure.Store(tenure)
 		stop := run(t, tenure, ignore)
-		time.Sleep(defaults.RenewInterval - time.Nanosecond)
+		<-time.After(defaults.RenewInterval - time.Nanosecond)
 		if !l.SeenAt().Equal(won) {
 			t.Errorf("seen at %v, want when the lease was won, %v", l.SeenAt(), won)
 		}
 		if diff := cmp.Diff([]pulse.Part{{Name: "lease"}}, tenure.cfg.Pulse.Parts()); diff != "" {
 			t.Errorf("between two renewals it rests:\n%s", diff)
 		}
-		time.Sleep(time.Nanosecond)
+		<-time.After(time.Nanosecond)
 		synctest.Wait()
 		if want := won.Add(defaults.RenewInterval); !l.SeenAt().Equal(want) {
 			t.Errorf("seen at %v, want the renewal, %v", l.SeenAt(), want)
 		}
 
 		f.set(func(f *fakeServer) { f.hang = true })
-		time.Sleep(defaults.RenewInterval)
+		<-time.After(defaults.RenewInterval)
 		synctest.Wait()
 		if want := won.Add(defaults.RenewInterval); !l.SeenAt().Equal(want) {
 			t.Errorf("seen at %v, want the last renewal that was answered, %v", l.SeenAt(), want)

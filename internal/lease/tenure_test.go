@@ -153,11 +153,11 @@ func TestPermitEndsWithTheRule(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		tenure, _ := newTenure(t) // nobody renews
-		time.Sleep(defaults.PublishWithin - time.Nanosecond)
+		<-time.After(defaults.PublishWithin - time.Nanosecond)
 		if !permitted(t, tenure) {
 			t.Error("publishing is refused while the renewal is younger than PublishWithin")
 		}
-		time.Sleep(time.Nanosecond)
+		<-time.After(time.Nanosecond)
 		if permitted(t, tenure) {
 			t.Error("publishing is permitted at the age of PublishWithin")
 		}
@@ -170,14 +170,14 @@ func TestPermitCountsFromTheSendingOfTheRenewal(t *testing.T) {
 		tenure, f := newTenure(t)
 		f.slow = 900 * time.Millisecond
 		stop := run(t, tenure, ignore)
-		time.Sleep(1400 * time.Millisecond) // sent at 500 ms, answered at 1400 ms
+		<-time.After(1400 * time.Millisecond) // sent at 500 ms, answered at 1400 ms
 		synctest.Wait()
 		f.set(func(f *fakeServer) { f.hang = true })
-		time.Sleep(600*time.Millisecond - time.Nanosecond)
+		<-time.After(600*time.Millisecond - time.Nanosecond)
 		if !permitted(t, tenure) {
 			t.Error("refused 1.5 s - 1 ns after the renewal was sent")
 		}
-		time.Sleep(time.Nanosecond)
+		<-time.After(time.Nanosecond)
 		if permitted(t, tenure) {
 			t.Error("permitted 1.5 s after the renewal was sent")
 		}
@@ -198,13 +198,13 @@ func TestPermitWaitsForARenewal(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				tenure, f := newTenure(t)
 				stop := run(t, tenure, ignore)
-				time.Sleep(600 * time.Millisecond) // renewed at 500 ms
+				<-time.After(600 * time.Millisecond) // renewed at 500 ms
 				f.set(func(f *fakeServer) { fail(f, true) })
-				time.Sleep(1400 * time.Millisecond) // 2 s
+				<-time.After(1400 * time.Millisecond) // 2 s
 				if permitted(t, tenure) {
 					t.Fatal("permitted without a renewal")
 				}
-				time.Sleep(30 * time.Second) // longer than the TTL
+				<-time.After(30 * time.Second) // longer than the TTL
 				f.set(func(f *fakeServer) { fail(f, false) })
 				if err := tenure.Permit(t.Context()); err != nil {
 					t.Fatalf("Permit after the failure ended: %v", err)
@@ -231,9 +231,9 @@ func TestHangingRenewalIsReplacedInTime(t *testing.T) {
 		tenure, f := newTenure(t)
 		f.hang = true // the first renewal, sent at 500 ms, is given up at 1500 ms
 		stop := run(t, tenure, ignore)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		f.set(func(f *fakeServer) { f.hang = false })
-		time.Sleep(600 * time.Millisecond)
+		<-time.After(600 * time.Millisecond)
 		if !permitted(t, tenure) {
 			t.Error("one renewal that hung still keeps the leader from publishing after 1.6 s")
 		}
@@ -304,7 +304,7 @@ func TestWaitersLearnOfTheEnd(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				tenure, f := newTenure(t)
-				time.Sleep(2 * defaults.PublishWithin)
+				<-time.After(2 * defaults.PublishWithin)
 				waiters := make(chan error, 2)
 				for range 2 {
 					go func() { waiters <- tenure.Permit(t.Context()) }()
@@ -334,16 +334,16 @@ func TestPositionsAreSavedBeforeTheyAreReported(t *testing.T) {
 			}
 			reported = append(reported, lsn)
 		})
-		time.Sleep(100 * time.Millisecond)
+		<-time.After(100 * time.Millisecond)
 		tenure.Offer(30)
 		tenure.Offer(10) // ignored
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		synctest.Wait() // two renewals
 		f.set(func(f *fakeServer) { f.cut = true })
 		tenure.Offer(50)
-		time.Sleep(10 * time.Second)
+		<-time.After(10 * time.Second)
 		f.set(func(f *fakeServer) { f.cut = false })
-		time.Sleep(5 * time.Second)
+		<-time.After(5 * time.Second)
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
@@ -360,7 +360,7 @@ func TestStopLetsARenewalEnd(t *testing.T) {
 		tenure, f := newTenure(t)
 		f.slow = 300 * time.Millisecond
 		stop := run(t, tenure, ignore)
-		time.Sleep(600 * time.Millisecond) // under way since 500 ms
+		<-time.After(600 * time.Millisecond) // under way since 500 ms
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}

@@ -75,7 +75,7 @@ func TestAgainstOracle(t *testing.T) {
 			},
 			"track": func(t *rapid.T) {
 				if !inTx {
-					t.Skip()
+					return
 				}
 				for range rapid.SampledFrom([]int{1, 1, 2, 3, 64, 150}).Draw(t, "events") {
 					seq := l.Track()
@@ -111,12 +111,12 @@ func TestAgainstOracle(t *testing.T) {
 			},
 			"resolve twice": func(t *rapid.T) {
 				if len(seqs) == 0 {
-					t.Skip()
+					return
 				}
 				seq := rapid.SampledFrom(seqs).Draw(t, "seq")
 				for _, step := range open {
 					if seqOf[step] == seq {
-						t.Skip()
+						return
 					}
 				}
 				if l.Resolve(seq) == nil {

@@ -25,11 +25,11 @@ func TestParts(t *testing.T) {
 		check("nobody runs")
 		line := board.Start("line")
 		first := board.Start("worker")
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		second := board.Start("worker")
 		check("all work", pulse.Part{Name: "line", Since: after(0)}, pulse.Part{Name: "worker", Since: after(0)})
 
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		first.Work()
 		line.Rest()
 		check("one beats, one rests", pulse.Part{Name: "line"}, pulse.Part{Name: "worker", Since: after(1)})

@@ -263,7 +263,7 @@ func TestRun(t *testing.T) {
 		present := []bool{true, false, false, true, true, true, true}
 		for i, want := range present {
 			// A hung sample ends after its time-out, and holds up no other.
-			time.Sleep(3 * time.Second)
+			<-time.After(3 * time.Second)
 			synctest.Wait()
 			if diff := cmp.Diff([]pulse.Part{{Name: "sampler"}}, cfg.Pulse.Parts()); diff != "" {
 				t.Errorf("after sample %d it rests (-want +got):\n%s", i, diff)
@@ -271,7 +271,7 @@ func TestRun(t *testing.T) {
 			if got := s.Last() != nil; got != want {
 				t.Errorf("after sample %d: present is %v, want %v", i, got, want)
 			}
-			time.Sleep(12 * time.Second)
+			<-time.After(12 * time.Second)
 		}
 		cancel()
 		if err := <-ended; err != nil || !closed {
@@ -390,7 +390,7 @@ func TestMarkPassesNothing(t *testing.T) {
 			},
 			"commit": func(t *rapid.T) {
 				if len(open) == 0 {
-					t.Skip("nothing to commit")
+					return
 				}
 				n := rapid.IntRange(1, int(xids)).Draw(t, "transaction")
 				for i := range rows {

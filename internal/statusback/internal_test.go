@@ -137,9 +137,9 @@ func TestMailboxIsDue(t *testing.T) {
 		if at := m.due(cfg); !at.IsZero() {
 			t.Errorf("empty: due at %v", at.Sub(start))
 		}
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		m.sent(make([]event.Ref, 1))
-		time.Sleep(2 * time.Millisecond)
+		<-time.After(2 * time.Millisecond)
 		m.park(make([]event.Park, 1))
 		if at := m.due(cfg).Sub(start); at != time.Second+5*time.Millisecond {
 			t.Errorf("two of three: due at %v, want when the first has waited", at)

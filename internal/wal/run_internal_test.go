@@ -46,7 +46,7 @@ func TestRhythmOfStatuses(t *testing.T) {
 		}()
 		synctest.Wait()
 		at := func(d time.Duration, do func()) {
-			time.Sleep(d - time.Since(conn.start)) // virtual time
+			<-time.After(d - time.Since(conn.start)) // virtual time
 			do()
 			synctest.Wait()
 		}
