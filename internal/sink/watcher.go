@@ -210,7 +210,8 @@ func (w *watcher) missing(t *topic, f event.Failure, grace time.Duration) {
 	q := w.queues
 	q.mu.Lock()
 	now := time.Now()
-	if t.missing.IsZero() {
+	first := t.missing.IsZero()
+	if first {
 		t.missing = now
 	}
 	switch {
@@ -221,6 +222,9 @@ func (w *watcher) missing(t *topic, f event.Failure, grace time.Duration) {
 	}
 	refused := q.takeRefused()
 	q.mu.Unlock()
+	if first && grace > 0 {
+		w.log.Warn("a topic is not there: its events wait", "topic", t.name, "for", grace)
+	}
 	q.report(refused)
 }
 
