@@ -116,6 +116,18 @@ func (a *app) loadForDatabase() (*config.Config, error) {
 	return &loaded.Config, nil
 }
 
+// withDatabase runs a command that needs the database and ends by itself, within
+// --timeout.
+func (a *app) withDatabase(cmd *cobra.Command, run func(context.Context, *config.Config) error) error {
+	c, err := a.loadForDatabase()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
+	defer cancel()
+	return run(ctx, c)
+}
+
 func (a *app) warn(warnings []string) {
 	for _, w := range warnings {
 		fmt.Fprintln(a.stderr, "warning:", w)

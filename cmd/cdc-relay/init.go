@@ -25,13 +25,9 @@ func (a *app) initCommand() *cobra.Command {
 			if apply && printSQL {
 				return usageError(errors.New("--apply and --print-sql exclude each other"))
 			}
-			c, err := a.loadForDatabase()
-			if err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
-			defer cancel()
-			return a.initDatabase(ctx, c, apply, printSQL)
+			return a.withDatabase(cmd, func(ctx context.Context, c *config.Config) error {
+				return a.initDatabase(ctx, c, apply, printSQL)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&apply, "apply", false, "do what the plan says; doing it again changes nothing")

@@ -46,17 +46,13 @@ func (a *app) migrateUpCommand() *cobra.Command {
 		Short: "Apply what is not applied yet; any number of processes may do so at once",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.loadForDatabase()
-			if err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
-			defer cancel()
-			applied, err := migrateUp(ctx, c)
-			if err != nil {
-				return err
-			}
-			return a.printMigrations(c, applied)
+			return a.withDatabase(cmd, func(ctx context.Context, c *config.Config) error {
+				applied, err := migrateUp(ctx, c)
+				if err != nil {
+					return err
+				}
+				return a.printMigrations(c, applied)
+			})
 		},
 	}
 }
@@ -80,22 +76,18 @@ func (a *app) migrateStatusCommand() *cobra.Command {
 		Short: "List the migrations and when each was applied",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.loadForDatabase()
-			if err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
-			defer cancel()
-			conn, _, err := connectSQL(ctx, c)
-			if err != nil {
-				return err
-			}
-			defer conn.Close(context.WithoutCancel(ctx))
-			list, err := migrations.Status(ctx, conn, c.Outbox.Table.Schema)
-			if err != nil {
-				return err
-			}
-			return a.printMigrations(c, list)
+			return a.withDatabase(cmd, func(ctx context.Context, c *config.Config) error {
+				conn, _, err := connectSQL(ctx, c)
+				if err != nil {
+					return err
+				}
+				defer conn.Close(context.WithoutCancel(ctx))
+				list, err := migrations.Status(ctx, conn, c.Outbox.Table.Schema)
+				if err != nil {
+					return err
+				}
+				return a.printMigrations(c, list)
+			})
 		},
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cdc-relay/cdc-relay/internal/config"
+	"github.com/cdc-relay/cdc-relay/internal/monitor"
 	"github.com/cdc-relay/cdc-relay/internal/sampler"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
@@ -156,30 +157,6 @@ func timeLeft(ctx context.Context) time.Duration {
 	return least
 }
 
-// liveStatus is what /statusz answers, as far as it is shown.
-type liveStatus struct {
-	V              int       `json:"v"`
-	At             time.Time `json:"at"`
-	Pipeline       string    `json:"pipeline"`
-	State          string    `json:"state"`
-	Since          time.Time `json:"since"`
-	Reason         string    `json:"reason"`
-	What           string    `json:"what"`
-	Remedy         string    `json:"remedy"`
-	Leader         bool      `json:"leader"`
-	Slot           string    `json:"slot"`
-	Epoch          int64     `json:"epoch"`
-	LeaderInstance string    `json:"leader_instance"`
-	Positions      struct {
-		Received  string `json:"received"`
-		Watermark string `json:"watermark"`
-		Saved     string `json:"saved"`
-		Confirmed string `json:"confirmed"`
-		Server    string `json:"server"`
-	} `json:"positions"`
-	Counters map[string]float64 `json:"counters"`
-}
-
 const (
 	// relayPatience bounds the question to a relay, which answers from memory.
 	relayPatience = 3 * time.Second
@@ -187,7 +164,7 @@ const (
 )
 
 // askRelay asks the relay that this configuration is for.
-func askRelay(ctx context.Context, c *config.Config) (*liveStatus, error) {
+func askRelay(ctx context.Context, c *config.Config) (*monitor.Document, error) {
 	url, err := statusURL(c.HTTP.Listen)
 	if err != nil {
 		return nil, err
@@ -207,7 +184,7 @@ func askRelay(ctx context.Context, c *config.Config) (*liveStatus, error) {
 		return nil, fmt.Errorf("no relay answers on http.listen %s", c.HTTP.Listen)
 	}
 	defer response.Body.Close()
-	var live liveStatus
+	var live monitor.Document
 	err = json.NewDecoder(io.LimitReader(response.Body, maxStatus)).Decode(&live)
 	switch {
 	case response.StatusCode != http.StatusOK || err != nil || live.V != 1:
@@ -234,7 +211,7 @@ func statusURL(listen string) (string, error) {
 }
 
 // fromRelay takes figures by their names as metrics.
-func fromRelay(live *liveStatus) *status {
+func fromRelay(live *monitor.Document) *status {
 	figure := func(name string) *float64 {
 		if value, ok := live.Counters[name]; ok {
 			return &value

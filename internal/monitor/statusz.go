@@ -38,25 +38,26 @@ type Positions struct {
 	Server    pglogrepl.LSN // end of the server's WAL
 }
 
-// statusDocument is the answer of /statusz. Fields are only added.
-type statusDocument struct {
-	V         int                `json:"v"`
-	At        time.Time          `json:"at"`
-	Pipeline  string             `json:"pipeline"`
-	State     string             `json:"state"`
-	Since     time.Time          `json:"since"`
-	Reason    string             `json:"reason"`
-	What      string             `json:"what"`
-	Remedy    string             `json:"remedy"`
-	Leader    bool               `json:"leader"`
-	Slot      string             `json:"slot"`
-	Epoch     int64              `json:"epoch"`
-	Instance  string             `json:"leader_instance"`
-	Positions positionsDocument  `json:"positions"`
-	Counters  map[string]float64 `json:"counters"`
+// Document is the answer of /statusz. Fields are only added.
+type Document struct {
+	V              int                `json:"v"`
+	At             time.Time          `json:"at"`
+	Pipeline       string             `json:"pipeline"`
+	State          string             `json:"state"`
+	Since          time.Time          `json:"since"`
+	Reason         string             `json:"reason"`
+	What           string             `json:"what"`
+	Remedy         string             `json:"remedy"`
+	Leader         bool               `json:"leader"`
+	Slot           string             `json:"slot"`
+	Epoch          int64              `json:"epoch"`
+	LeaderInstance string             `json:"leader_instance"`
+	Positions      DocumentPositions  `json:"positions"`
+	Counters       map[string]float64 `json:"counters"`
 }
 
-type positionsDocument struct {
+// DocumentPositions are Positions as text, X/Y.
+type DocumentPositions struct {
 	Received  string `json:"received"`
 	Watermark string `json:"watermark"`
 	Saved     string `json:"saved"`
@@ -71,12 +72,12 @@ func (s *Server) statusz(w http.ResponseWriter, _ *http.Request) {
 		s.options.Log.Warn("gathering metrics", "err", err)
 	}
 	status := s.options.Status()
-	s.answer(w, http.StatusOK, statusDocument{
+	s.answer(w, http.StatusOK, Document{
 		V: 1, At: time.Now().UTC(), Pipeline: s.options.Pipeline,
 		State: status.State, Since: status.Since.UTC(), Reason: status.Reason,
 		What: s.hide.Replace(status.What), Remedy: s.hide.Replace(status.Remedy),
-		Leader: status.Leader, Slot: status.Slot, Epoch: status.Epoch, Instance: status.LeaderInstance,
-		Positions: positionsDocument{
+		Leader: status.Leader, Slot: status.Slot, Epoch: status.Epoch, LeaderInstance: status.LeaderInstance,
+		Positions: DocumentPositions{
 			Received:  status.Positions.Received.String(),
 			Watermark: status.Positions.Watermark.String(),
 			Saved:     status.Positions.Saved.String(),
