@@ -117,12 +117,15 @@ func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Regi
 		return nil, err
 	}
 	v.lease = leader
-	policy := retrysched.Policy{
+	policies, err := retrysched.NewPolicies(retrysched.TypePolicy{Policy: retrysched.Policy{
 		Base:             c.Retry.Base,
 		Jitter:           c.Retry.Jitter,
 		MaxAttempts:      int32(c.Retry.MaxAttempts),
 		TopicMaxAttempts: int32(c.Retry.TopicMaxAttempts),
 		Random:           rand.Float64,
+	}}, nil)
+	if err != nil {
+		return nil, err
 	}
 	return relay.New(relay.Config{
 		RequeuePrefix:  "cdc-relay/" + c.Outbox.Table.String(),
@@ -134,7 +137,7 @@ func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Regi
 		CheckEvery:     checkEvery,
 		ProbeEvery:     c.Slot.ProbeInterval,
 		Beats:          v.pulse,
-	}, leadership{leader}, o.open, policy, log, reg), nil
+	}, leadership{leader}, o.open, policies, log, reg), nil
 }
 
 // leadership fits the lease to what the relay expects of it.

@@ -13,6 +13,9 @@ import (
 // were received within one session. It means nothing outside that session.
 type Seq uint64
 
+// Untracked is the number of an event that the ledger does not track.
+const Untracked Seq = 1<<64 - 1
+
 // Ref is what the line keeps of an event after its bytes have been handed to
 // Kafka: enough to write the row's status and to resolve the event.
 type Ref struct {
@@ -32,6 +35,18 @@ type Ref struct {
 	Attempts int32
 	// Bytes is what the event's text and payload occupy until it is acked.
 	Bytes int32
+	// Aggregate is a hash of aggregate type and id. It means nothing outside
+	// this process, and two aggregates may share one.
+	Aggregate uint64
+	// Gate is the publisher's: how often the line had guarded aggregates when
+	// the event was handed over.
+	Gate uint32
+	// Kind picks the policy for the event's type.
+	Kind uint8
+	// Ordered tells that later events of the aggregate must wait when this one
+	// is parked, and this one for earlier ones: its type says block, and the
+	// commit position is known.
+	Ordered bool
 }
 
 // Event is one outbox row. The byte slices are views into a buffer of whoever
@@ -120,11 +135,47 @@ type Failure struct {
 // Park is a committed-to-be decision about a row that is not published now.
 type Park struct {
 	Ref
-	Failure Failure
-	// Failed ends the attempts: the row becomes FAILED and waits for a person.
-	Failed bool
-	// Delay until the next attempt, ignored when Failed.
-	Delay time.Duration
+	Action  Action
+	Failure Failure       // of ParkRetry and ParkFailed
+	Delay   time.Duration // until the next try, of ParkRetry and ParkLater
+}
+
+// Action is what parking does to a row.
+type Action uint8
+
+const (
+	// ParkRetry records a failed attempt; the row is due after the delay.
+	ParkRetry Action = iota
+	// ParkFailed records the last attempt: the row is FAILED and waits for a
+	// person.
+	ParkFailed
+	// ParkHeld costs no attempt: the row waits, at infinity, for its release.
+	// Its commit position must be known.
+	ParkHeld
+	// ParkLater costs no attempt: the row is due after the delay.
+	ParkLater
+)
+
+// Reason says why an event was not published though nothing is wrong with it.
+type Reason uint8
+
+const (
+	// HeldByOrder: an earlier event of its aggregate was refused.
+	HeldByOrder Reason = iota
+	// HeldByPartition: its partition does not answer while others do.
+	HeldByPartition
+)
+
+// Aggregate names an aggregate that has parked rows, and the first of them by
+// commit position and id. Rows without a commit position do not count.
+type Aggregate struct {
+	Type, ID string
+	Priority int16 // of the first row
+	// First is the id of the first parked row, 0 if there is none (any more).
+	First int64
+	// Held tells that the first row only waits for its release: READY, at
+	// infinity.
+	Held bool
 }
 
 // Fate is what the table says of an event: one that the stream delivers again,
@@ -147,6 +198,10 @@ type Found struct {
 	// Event is the row as it is now, with its Due, Attempts and CommitLSN;
 	// only its id is set unless Fate is FatePublish. It owns its bytes.
 	Event Event
+	// Behind tells that a row of the same aggregate with a smaller commit
+	// position, or the same one and a smaller id, is parked. It is false for a
+	// row without a commit position.
+	Behind bool
 }
 
 // Gulp is a run of whole replication messages, in the order of the stream.

@@ -62,6 +62,14 @@ type Publisher interface {
 	Publish(events []event.Event)
 	// Flush wakes the partitions that have something pending.
 	Flush()
+	// Guard tells that the line knows of parked events of these aggregates.
+	// Since it refused an Ordered event of an aggregate, the publisher has
+	// reported all later ones as Held; what is handed over from now on has
+	// passed the line's gate and goes out. A later refusal starts that anew.
+	Guard(aggregates []uint64)
+	// Unguard tells that nothing of these aggregates is parked any more: the
+	// publisher forgets about them.
+	Unguard(aggregates []uint64)
 }
 
 // Recorder writes what became of events to their rows. Outcomes come back
@@ -72,7 +80,7 @@ type Recorder interface {
 	Run(ctx context.Context) error
 	// Sent takes acknowledged events over, to be written as SENT.
 	Sent(refs []event.Ref)
-	// Park takes failed events over, to be written with their attempt.
+	// Park takes events over whose rows are to be parked.
 	Park(parks []event.Park)
 }
 
@@ -85,6 +93,20 @@ type Rows interface {
 	// order, ending early once what was read exceeds maxBytes, but never
 	// before the first. It waits until the refs' transactions are visible.
 	Read(ctx context.Context, refs []event.Ref, maxBytes int64) ([]event.Found, error)
+	// Parked walks the aggregates that have a parked row with a commit
+	// position, by type and id, after the given one ("", "": from the
+	// beginning). It returns at most limit of them; none at the end.
+	Parked(ctx context.Context, afterType, afterID string, limit int) ([]event.Aggregate, error)
+	// Heads tells the same about the aggregates of these rows, in order. Of a
+	// row that is gone nothing is known: its Aggregate is zero.
+	Heads(ctx context.Context, ids []int64) ([]event.Aggregate, error)
+	// Held returns the rows of an aggregate that wait for their release, in
+	// the order of commit position and id, from the first parked row on: it
+	// ends before the first one that waits for something else, after limit rows
+	// and once what was read exceeds maxBytes (never before the first). whole
+	// tells that no parked row is left behind them. The events own their
+	// bytes.
+	Held(ctx context.Context, aggregateType, aggregateID string, limit int, maxBytes int64) (events []event.Event, whole bool, err error)
 	// Probe commits a probe message with this id, as the text of a UUID. It
 	// comes back through the stream after everything committed before it.
 	Probe(ctx context.Context, id [16]byte) error

@@ -23,8 +23,10 @@ type Inbox struct {
 type mail struct {
 	acked    [][]event.Ref
 	refused  []refusal
+	held     []held
 	resolved [][]event.Ref
 	saved    pglogrepl.LSN
+	silent   *int                      // partitions whose events are held, when that has changed
 	failed   error                     // ends the session in order
 	troubles map[string]*fault.Blocked // by edge; a nil value clears it
 }
@@ -32,6 +34,11 @@ type mail struct {
 type refusal struct {
 	refs    []event.Ref
 	failure event.Failure
+}
+
+type held struct {
+	refs []event.Ref
+	why  event.Reason
 }
 
 // NewInbox returns an empty inbox.
@@ -63,6 +70,19 @@ func (p PublisherInbox) Acked(refs []event.Ref) {
 // Refused reports events that could not be published, and why.
 func (p PublisherInbox) Refused(refs []event.Ref, f event.Failure) {
 	p.in.put(func(m *mail) { m.refused = append(m.refused, refusal{refs, f}) })
+}
+
+// Held reports events that were not published though nothing is wrong with
+// them. When their batch is in doubt, another report about them may follow:
+// its refs are Untracked then.
+func (p PublisherInbox) Held(refs []event.Ref, why event.Reason) {
+	p.in.put(func(m *mail) { m.held = append(m.held, held{refs, why}) })
+}
+
+// Silent reports how many partitions hold their events at present because
+// they do not answer.
+func (p PublisherInbox) Silent(partitions int) {
+	p.in.put(func(m *mail) { m.silent = &partitions })
 }
 
 // Trouble reports a condition for a person while publishing goes on being

@@ -43,7 +43,7 @@ type line struct {
 	inbox  *Inbox
 	board  *board
 	m      *metrics
-	policy RetryPolicy
+	policy Policy
 	log    *slog.Logger
 	spawn  func(func() error) // a goroutine of this session
 	ledger *ledger.Ledger
@@ -453,11 +453,13 @@ func (l *line) breathe() {
 func (l *line) parks(r refusal) []event.Park {
 	parks := make([]event.Park, len(r.refs))
 	for i, ref := range r.refs {
-		delay, failed := l.policy.Next(ref.Attempts, r.failure)
+		parks[i] = event.Park{Ref: ref, Failure: r.failure}
+		delay, failed := l.policy.Next(ref.Kind, ref.Attempts, r.failure)
+		parks[i].Delay = delay
 		if failed {
 			l.m.failed(r.failure.Class)
+			parks[i].Action = event.ParkFailed
 		}
-		parks[i] = event.Park{Ref: ref, Failure: r.failure, Failed: failed, Delay: delay}
 	}
 	return parks
 }

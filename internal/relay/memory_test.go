@@ -323,6 +323,9 @@ func (p *memPublisher) Publish(events []event.Event) {
 	}
 }
 
+func (p *memPublisher) Guard([]uint64)   {}
+func (p *memPublisher) Unguard([]uint64) {}
+
 func (p *memPublisher) Flush() {
 	select {
 	case p.more <- struct{}{}:
@@ -467,6 +470,18 @@ func (m memRows) look(refs []event.Ref) (found []event.Found, answerTime time.Du
 	return found, m.w.readTime
 }
 
+func (m memRows) Parked(context.Context, string, string, int) ([]event.Aggregate, error) {
+	return nil, nil
+}
+
+func (m memRows) Heads(_ context.Context, ids []int64) ([]event.Aggregate, error) {
+	return make([]event.Aggregate, len(ids)), nil
+}
+
+func (m memRows) Held(context.Context, string, string, int, int64) ([]event.Event, bool, error) {
+	return nil, true, nil
+}
+
 func (m memRows) Probe(_ context.Context, id [16]byte) error {
 	m.w.emit(probePrefix, fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
 	return nil
@@ -546,7 +561,9 @@ func (m memScheduler) note(what string, ids []int64) {
 // fixedPolicy retries after a second, without end.
 type fixedPolicy struct{}
 
-func (fixedPolicy) Next(int32, event.Failure) (time.Duration, bool) { return time.Second, false }
+func (fixedPolicy) Of([]byte) (uint8, bool) { return 0, false }
+
+func (fixedPolicy) Next(uint8, int32, event.Failure) (time.Duration, bool) { return time.Second, false }
 
 func newRelay(t *testing.T, w *world, open Open, change func(*Config)) *Relay {
 	t.Helper()

@@ -67,11 +67,14 @@ type Parts struct {
 // is for a person; any other one is tried again.
 type Open func(ctx context.Context, tenure Tenure, inbox *Inbox) (*Parts, error)
 
-// RetryPolicy decides about a failed attempt. It is pure.
-type RetryPolicy interface {
+// Policy decides about failures, by aggregate type. It is pure.
+type Policy interface {
+	// Of returns the number of the policy for a type, and whether later events
+	// of an aggregate of that type wait for a parked one.
+	Of(aggregateType []byte) (kind uint8, block bool)
 	// Next returns the delay before the next attempt, or failed = true when
 	// there is none. attempts is the number of failures before this one.
-	Next(attempts int32, f event.Failure) (delay time.Duration, failed bool)
+	Next(kind uint8, attempts int32, f event.Failure) (delay time.Duration, failed bool)
 }
 
 // Relay runs sessions one after the other until it is stopped.
@@ -79,7 +82,7 @@ type Relay struct {
 	cfg     Config
 	leaders Leadership
 	open    Open
-	policy  RetryPolicy
+	policy  Policy
 	log     *slog.Logger
 	m       *metrics
 	board   *board
@@ -87,7 +90,7 @@ type Relay struct {
 
 // New returns a relay that does nothing until Run. log gets one line for each
 // change of state.
-func New(cfg Config, leaders Leadership, open Open, policy RetryPolicy, log *slog.Logger, reg prometheus.Registerer) *Relay {
+func New(cfg Config, leaders Leadership, open Open, policy Policy, log *slog.Logger, reg prometheus.Registerer) *Relay {
 	r := &Relay{cfg: cfg, leaders: leaders, open: open, policy: policy, log: log, m: newMetrics(reg)}
 	r.board = newBoard(r.changed)
 	r.m.watch(reg, r.board)

@@ -45,6 +45,8 @@ func (c *counter) Acked(refs []event.Ref) {
 	}
 }
 func (*counter) Refused([]event.Ref, event.Failure) { panic("refused") }
+func (*counter) Held([]event.Ref, event.Reason)     { panic("held") }
+func (*counter) Silent(int)                         {}
 func (*counter) Trouble(b *fault.Blocked) {
 	if b != nil {
 		panic(b)

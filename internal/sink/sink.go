@@ -44,6 +44,13 @@ type Outcomes interface {
 	Acked(refs []event.Ref)
 	// Refused reports events that were not published, and why.
 	Refused(refs []event.Ref, f event.Failure)
+	// Held reports events that were not published though nothing is wrong
+	// with them. When their batch is in doubt, another report about them may
+	// follow: its refs are event.Untracked then.
+	Held(refs []event.Ref, why event.Reason)
+	// Silent reports how many partitions hold their events at present because
+	// they do not answer, whenever that changes.
+	Silent(partitions int)
 	// Trouble reports a condition for a person; nil: there is none any more.
 	Trouble(b *fault.Blocked)
 }
@@ -146,3 +153,10 @@ func (p *Publisher) Publish(events []event.Event) { p.queues.publish(events, tim
 // Flush wakes the workers of the partitions that got something since the last
 // Flush. It never blocks.
 func (p *Publisher) Flush() { p.queues.flush() }
+
+// Guard tells that the caller knows of parked events of these aggregates: see
+// relay.Publisher. Called by the goroutine that publishes.
+func (p *Publisher) Guard(aggregates []uint64) {}
+
+// Unguard tells that nothing of these aggregates is parked any more.
+func (p *Publisher) Unguard(aggregates []uint64) {}

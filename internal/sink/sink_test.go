@@ -57,6 +57,9 @@ func (r *recorder) Acked(refs []event.Ref) {
 	r.update(func() { r.acked = append(r.acked, refs...) })
 }
 
+func (r *recorder) Held([]event.Ref, event.Reason) {}
+func (r *recorder) Silent(int)                     {}
+
 func (r *recorder) Refused(refs []event.Ref, f event.Failure) {
 	r.update(func() {
 		for _, ref := range refs {

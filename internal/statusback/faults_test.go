@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 	"github.com/cdc-relay/cdc-relay/internal/statusback"
 )
@@ -20,7 +21,7 @@ func TestConnectionKilled(t *testing.T) {
 		for range 3 {
 			f.exec(t, "SELECT pg_terminate_backend($1)", f.waits(t))
 		}
-		f.Park(parksOf(parked, false))
+		f.Park(parksOf(parked, event.ParkRetry))
 		commit(t, lock)
 		f.out.waitResolved(t, refs, parked)
 		if n := f.count(t, isSent); n != len(refs) {

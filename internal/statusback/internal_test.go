@@ -111,7 +111,7 @@ func TestSplit(t *testing.T) {
 
 func TestOrder(t *testing.T) {
 	t.Parallel()
-	park, fail := &event.Park{}, &event.Park{Failed: true}
+	park, fail := &event.Park{}, &event.Park{Action: event.ParkFailed}
 	due := event.DueAtMicros(1)
 	want := []write{
 		{Ref: event.Ref{ID: 1}}, {Ref: event.Ref{ID: 9}},

@@ -342,10 +342,10 @@ func withDue(refs []event.Ref, due time.Time) []event.Ref {
 	return list
 }
 
-func parksOf(refs []event.Ref, failed bool) []event.Park {
+func parksOf(refs []event.Ref, action event.Action) []event.Park {
 	list := make([]event.Park, len(refs))
 	for i, r := range refs {
-		list[i] = event.Park{Ref: r, Failed: failed, Delay: time.Hour, Failure: event.Failure{Code: "X", Message: "no"}}
+		list[i] = event.Park{Ref: r, Action: action, Delay: time.Hour, Failure: event.Failure{Code: "X", Message: "no"}}
 	}
 	return list
 }

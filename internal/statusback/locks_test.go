@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 	"github.com/cdc-relay/cdc-relay/internal/statusback"
 )
@@ -67,8 +68,8 @@ func TestLockedRow(t *testing.T) {
 		lock := f.begin(t, "SELECT FROM outbox WHERE id = ANY ($1) FOR UPDATE", locked)
 		f.Sent(refs)
 		f.Sent(withDue(requeued, due))
-		f.Park(parksOf(retried, false))
-		f.Park(parksOf(failed, true))
+		f.Park(parksOf(retried, event.ParkRetry))
+		f.Park(parksOf(failed, event.ParkFailed))
 		others := without(locked, refs, requeued, retried, failed)
 		f.out.waitResolved(t, others)
 

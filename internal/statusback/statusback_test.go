@@ -175,32 +175,32 @@ func TestPark(t *testing.T) {
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		f := setup(t, db)
 		cases := []struct {
-			name string
-			set  string // before
-			due  event.Due
-			lsn  uint64
-			fail bool
-			want string
+			name   string
+			set    string // before
+			due    event.Due
+			lsn    uint64
+			action event.Action
+			want   string
 		}{
-			{"first attempt", "", event.Due{}, 0x1_0000_0005, false,
+			{"first attempt", "", event.Due{}, 0x1_0000_0005, event.ParkRetry,
 				"send_status = 0 AND attempts = 1 AND commit_lsn = '1/5' AND next_attempt_at > now() + interval '50 minutes' AND next_attempt_at <= now() + interval '1 hour'"},
-			{"no position", "", event.Due{}, 0, false,
+			{"no position", "", event.Due{}, 0, event.ParkRetry,
 				"send_status = 0 AND attempts = 1 AND commit_lsn IS NULL AND next_attempt_at > now()"},
 			{"a later attempt keeps the position", "next_attempt_at = '2026-01-02 03:04:05Z', attempts = 4, commit_lsn = '0/9'",
-				event.DueAt(past), 0x1_0000_0005, false,
+				event.DueAt(past), 0x1_0000_0005, event.ParkRetry,
 				"send_status = 0 AND attempts = 5 AND commit_lsn = '0/9' AND next_attempt_at > now()"},
-			{"failed", "", event.Due{}, 0x1_0000_0005, true,
+			{"failed", "", event.Due{}, 0x1_0000_0005, event.ParkFailed,
 				"send_status = 3 AND attempts = 1 AND commit_lsn = '1/5' AND next_attempt_at = 'infinity'"},
-			{"failed without a position", "", event.Due{}, 0, true,
+			{"failed without a position", "", event.Due{}, 0, event.ParkFailed,
 				"send_status = 3 AND attempts = 1 AND commit_lsn IS NULL AND next_attempt_at = 'infinity'"},
-			{"failed at last", "next_attempt_at = '2026-01-02 03:04:05Z', attempts = 9", event.DueAt(past), 7, true,
+			{"failed at last", "next_attempt_at = '2026-01-02 03:04:05Z', attempts = 9", event.DueAt(past), 7, event.ParkFailed,
 				"send_status = 3 AND attempts = 10 AND commit_lsn = '0/7' AND next_attempt_at = 'infinity'"},
 		}
 		refs := f.insert(t, len(cases))
 		parks := make([]event.Park, len(cases))
 		for i, c := range cases {
 			refs[i].Due, refs[i].CommitLSN = c.due, lsn(c.lsn)
-			parks[i] = event.Park{Ref: refs[i], Failure: failure, Failed: c.fail, Delay: time.Hour}
+			parks[i] = event.Park{Ref: refs[i], Failure: failure, Action: c.action, Delay: time.Hour}
 			if c.set != "" {
 				f.exec(t, "UPDATE outbox SET "+c.set+" WHERE id = $1", refs[i].ID)
 			}
@@ -235,7 +235,7 @@ func TestStaleEpoch(t *testing.T) {
 			f.Park([]event.Park{{Ref: ref, Delay: time.Hour}})
 		}},
 		{"failed", "epoch = epoch + 1", event.Due{}, func(f *fixture, ref event.Ref) {
-			f.Park([]event.Park{{Ref: ref, Failed: true}})
+			f.Park([]event.Park{{Ref: ref, Action: event.ParkFailed}})
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -40,7 +40,7 @@ const (
 
 func (w *write) form() form {
 	switch {
-	case w.park != nil && w.park.Failed:
+	case w.park != nil && w.park.Action == event.ParkFailed:
 		return formFail
 	case w.park != nil:
 		return formRetry
