@@ -76,6 +76,8 @@ func TestForgedMessages(t *testing.T) {
 		forge(true, requeue+"x", fmt.Sprint(sent))
 		b.Insert(harness.Row("order", "after", "{}"))
 		b.Wait("the row after", func() bool { return b.CountStatus(check.Sent) == 2 })
+		unknown := `messages_ignored_total{reason="unknown_id"}` // known once the table has been asked
+		b.Wait("the unknown ids to be counted", func() bool { return relay.Counter(unknown) >= 2 })
 		for reason, want := range map[string]float64{
 			"malformed": 8, "unknown_id": 2, "not_transactional": 3, "unknown_probe": 2, "foreign": 2,
 		} {

@@ -55,3 +55,33 @@ func (g *Gauges) note(values map[string]float64, names []string) {
 		g.max[n] = max(g.max[n], values[n])
 	}
 }
+
+// WatchSilence watches how long the walsender has been without a status of the
+// relay. The returned function ends the watch and tells the longest time.
+func (b *Bed) WatchSilence() (longest func() time.Duration) {
+	conn := b.Conn()
+	ctx, cancel := context.WithCancel(b.t.Context())
+	most := make(chan time.Duration, 1)
+	go func() {
+		var longest time.Duration
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			var now time.Duration
+			err := conn.QueryRow(ctx, `SELECT coalesce(max(clock_timestamp() - reply_time), '0')
+				FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.slot_name = $1`, b.Slot).Scan(&now)
+			if err == nil {
+				longest = max(longest, now)
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
+		most <- longest
+	}()
+	return func() time.Duration {
+		cancel()
+		return <-most
+	}
+}

@@ -98,7 +98,7 @@ var slotKeys = []key{
 		func(c *Config) *bool { return &c.Slot.Failover }),
 	entry("slot.probe_interval", "30s", "time between two probe messages, whose way back shows that the slot delivers",
 		func(c *Config) *time.Duration { return &c.Slot.ProbeInterval }, positive),
-	entry("slot.confirm_interval", "1s", "longest time between two status messages; a third of wal_sender_timeout if that is less",
+	entry("slot.confirm_interval", "1s", "longest time between two status messages; a tenth of wal_sender_timeout if that is less",
 		func(c *Config) *time.Duration { return &c.Slot.ConfirmInterval }, positive),
 }
 
@@ -167,6 +167,8 @@ var kafkaKeys = []key{
 		func(c *Config) *time.Duration { return &c.Kafka.MetadataTTL }, between(500*time.Millisecond, 5*time.Second)),
 	entry("kafka.unknown_topic_grace", "30s", "a topic may be missing this long before its events fail",
 		func(c *Config) *time.Duration { return &c.Kafka.UnknownTopicGrace }, positive),
+	entry("kafka.partition_grace", "60s", "a partition may be silent this long while others are not, before its events are held on their rows",
+		func(c *Config) *time.Duration { return &c.Kafka.PartitionGrace }, positive),
 }
 
 var recordKeys = []key{
@@ -191,16 +193,20 @@ var recordKeys = []key{
 }
 
 var failureKeys = []key{
-	entry("failure.on_failure", "continue", "later events of a failed event's aggregate: continue",
-		func(c *Config) *string { return &c.Failure.OnFailure }, onFailureIsContinue),
+	entry("failure.on_failure", "continue", "later events of a failed event's aggregate: block (they wait for it) or continue (they pass it)",
+		func(c *Config) *string { return &c.Failure.OnFailure }, isOnFailure),
+	entry("failure.by_type", "", "aggregate type -> block or continue",
+		func(c *Config) *map[string]string { return &c.Failure.ByType }, areAggregateTypes, areOnFailure),
 	entry("retry.base", "5s", "first delay; then 2, 4 and 8 times as long",
 		func(c *Config) *time.Duration { return &c.Retry.Base }, positive),
 	entry("retry.jitter", "0.2", "fraction of a delay, 0 to 0.5",
 		func(c *Config) *float64 { return &c.Retry.Jitter }, isJitter),
 	entry("retry.max_attempts", "10", "of an event whose record is refused",
-		func(c *Config) *int { return &c.Retry.MaxAttempts }, within(1, 1_000_000)),
+		func(c *Config) *int { return &c.Retry.MaxAttempts }, isMaxAttempts),
 	entry("retry.topic_max_attempts", "100", "of an event whose topic is missing or denied; 0: without limit",
-		func(c *Config) *int { return &c.Retry.TopicMaxAttempts }, within(0, 1_000_000)),
+		func(c *Config) *int { return &c.Retry.TopicMaxAttempts }, isTopicMaxAttempts),
+	entry("retry.by_type", "", "aggregate type -> its own base, jitter, max_attempts, topic_max_attempts",
+		func(c *Config) *map[string]RetryOverride { return &c.Retry.ByType }, areAggregateTypes),
 	entry("retry.tick", "1s", "time between two looks for rows that are due",
 		func(c *Config) *time.Duration { return &c.Retry.Tick }, positive),
 	entry("retry.batch", "500", "rows requeued at a time",
@@ -247,9 +253,7 @@ var processKeys = []key{
 // later names keys and sections that belong to the contract and have no effect
 // in this version. Accepting them silently would promise what is not done.
 var later = []string{
-	"slot.recreate_if_lost", "kafka.transactional_id", "kafka.partition_grace",
-	"failure.by_type", "failure.include_detail",
-	"retry.by_type",
+	"slot.recreate_if_lost", "kafka.transactional_id", "failure.include_detail",
 	"reconcile.sweep_after", "retention",
 	"http.tls", "http.token", "http.pprof_listen",
 	"page", "tracing", "poll",

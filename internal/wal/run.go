@@ -3,7 +3,10 @@ package wal
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -47,7 +50,7 @@ func (s *Stream) Run(ctx context.Context) error {
 	s.socket.shutdown() // or in a read
 	<-readEnded
 	if readErr != nil {
-		return s.explain(ctx, readErr)
+		return s.explain(ctx, s.rhythm.tell(readErr))
 	}
 	return err
 }
@@ -129,7 +132,33 @@ func (s *Stream) send(status *standbyStatus) error {
 		return fmt.Errorf("confirming position %s: %w", pglogrepl.LSN(lsn), err)
 	}
 	s.confirmed.Store(lsn)
+	s.rhythm.beat(now)
 	return nil
+}
+
+// sendRhythm is how regularly statuses were sent. The server ends a connection
+// that has been silent for too long without a word, so this tells whose fault
+// it was.
+type sendRhythm struct {
+	last    time.Time
+	longest time.Duration // between two statuses
+}
+
+func (r *sendRhythm) beat(now time.Time) {
+	if !r.last.IsZero() {
+		r.longest = max(r.longest, now.Sub(r.last))
+	}
+	r.last = now
+}
+
+// tell adds to an error of the network how regularly statuses were sent.
+func (r *sendRhythm) tell(err error) error {
+	var network syscall.Errno
+	if r.last.IsZero() || !errors.As(err, &network) && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return fmt.Errorf("%w (the last status was sent %v ago, the longest pause between two was %v)",
+		err, time.Since(r.last).Round(time.Millisecond), r.longest.Round(time.Millisecond))
 }
 
 // standbyStatus is a standby status update in its CopyData frame.

@@ -31,7 +31,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestRhythmOfStatuses(t *testing.T) {
+func TestIntervalsOfStatuses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		conn := &recorder{start: time.Now()}
@@ -100,7 +100,7 @@ func TestFarewellIsBounded(t *testing.T) {
 	})
 }
 
-func TestRhythm(t *testing.T) {
+func TestIntervals(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		name                  string
@@ -109,16 +109,16 @@ func TestRhythm(t *testing.T) {
 	}{
 		{"default of the server", time.Minute, time.Second, time.Second, 30 * time.Second},
 		{"no time-out", 0, 0, time.Second, 30 * time.Second},
-		{"short time-out", 2 * time.Second, time.Second, 2 * time.Second / 3, time.Second},
+		{"short time-out", 2 * time.Second, time.Second, 200 * time.Millisecond, time.Second},
 		{"wanted more often", time.Minute, 100 * time.Millisecond, 100 * time.Millisecond, 30 * time.Second},
 		{"wanted less often", time.Minute, time.Hour, time.Second, 30 * time.Second},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			interval, patience := rhythm(tt.serverTimeout, tt.wanted)
+			interval, patience := intervals(tt.serverTimeout, tt.wanted)
 			if interval != tt.interval || patience != tt.patience {
-				t.Errorf("rhythm(%v, %v) = %v, %v, want %v, %v", tt.serverTimeout, tt.wanted, interval, patience, tt.interval, tt.patience)
+				t.Errorf("intervals(%v, %v) = %v, %v, want %v, %v", tt.serverTimeout, tt.wanted, interval, patience, tt.interval, tt.patience)
 			}
 		})
 	}

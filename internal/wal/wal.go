@@ -28,8 +28,8 @@ type Config struct {
 	Slot string
 	// Publication is the one that the slot is streamed through.
 	Publication string
-	// ConfirmInterval is how often the position is confirmed, at most every
-	// second and a third of the server's wal_sender_timeout. 0 is the most.
+	// ConfirmInterval is how long to wait between two statuses, at most a
+	// second and a tenth of the server's wal_sender_timeout. 0 is the most.
 	ConfirmInterval time.Duration
 	// Log receives changes of state. Required.
 	Log *slog.Logger
@@ -46,6 +46,7 @@ type Stream struct {
 	application string
 	interval    time.Duration // between two standby statuses
 	patience    time.Duration // without a message before the server is asked for one
+	rhythm      sendRhythm    // owned by Run
 	log         *slog.Logger
 	pulse       *pulse.Board
 	config      *pgconn.Config
@@ -152,17 +153,22 @@ func (s *Stream) identify(ctx context.Context, confirmInterval time.Duration) er
 		return fmt.Errorf("reading the server's settings: wal_sender_timeout is not a number")
 	}
 	s.timeout = time.Duration(millis) * time.Millisecond
-	s.interval, s.patience = rhythm(s.timeout, confirmInterval)
+	s.interval, s.patience = intervals(s.timeout, confirmInterval)
 	return nil
 }
 
-// rhythm returns how often to send a status, and how long to be without a
+// statusesInTime is how many statuses the server gets within its time-out: with
+// one of a few seconds, a machine that stalls for some of them must not cost
+// the connection.
+const statusesInTime = 10
+
+// intervals returns how often to send a status, and how long to be without a
 // message before asking for one. The server ends a connection that sent
 // nothing for its time-out, 0 being none.
-func rhythm(serverTimeout, wanted time.Duration) (interval, patience time.Duration) {
+func intervals(serverTimeout, wanted time.Duration) (interval, patience time.Duration) {
 	interval, patience = time.Second, 30*time.Second
 	if serverTimeout > 0 {
-		interval, patience = min(interval, serverTimeout/3), serverTimeout/2
+		interval, patience = min(interval, serverTimeout/statusesInTime), serverTimeout/2
 	}
 	if wanted > 0 {
 		interval = min(interval, wanted)
