@@ -34,7 +34,8 @@ func TestUnusableConfiguration(t *testing.T) {
 		{"a required key missing", relayproc.Config{"kafka.brokers": nil}, []string{"config: kafka.brokers: ", "CDC_RELAY_KAFKA__BROKERS"}},
 		{"no source of the events", relayproc.Config{"record.source": nil}, []string{"config: record.source: "}},
 		{"a duration without unit", relayproc.Config{"kafka.request_timeout": "5"}, []string{"config: kafka.request_timeout: ", "5s"}},
-		{"something for later", relayproc.Config{"failure.on_failure": "block"}, []string{"config: failure.on_failure: ", "continue"}},
+		{"something for later", relayproc.Config{"http.token": "x"}, []string{"config: http.token: ", "not in this version"}},
+		{"no such order on failure", relayproc.Config{"failure.on_failure": "wait"}, []string{"config: failure.on_failure: ", "block", "continue"}},
 		{"a password twice", relayproc.Config{"postgres.password_file": "/dev/null"}, []string{"config: postgres.password", "password_file"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"runtime/debug"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/pulse"
 	"github.com/cdc-relay/cdc-relay/internal/recovery"
 	"github.com/cdc-relay/cdc-relay/internal/relay"
-	"github.com/cdc-relay/cdc-relay/internal/retrysched"
 	"github.com/cdc-relay/cdc-relay/internal/sampler"
 )
 
@@ -117,13 +115,7 @@ func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Regi
 		return nil, err
 	}
 	v.lease = leader
-	policies, err := retrysched.NewPolicies(retrysched.TypePolicy{Policy: retrysched.Policy{
-		Base:             c.Retry.Base,
-		Jitter:           c.Retry.Jitter,
-		MaxAttempts:      int32(c.Retry.MaxAttempts),
-		TopicMaxAttempts: int32(c.Retry.TopicMaxAttempts),
-		Random:           rand.Float64,
-	}}, nil)
+	policies, err := newPolicies(c)
 	if err != nil {
 		return nil, err
 	}

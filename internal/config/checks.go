@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strconv"
 	"strings"
 )
 
@@ -28,6 +29,10 @@ func (l *Loaded) crossCheck() []Problem {
 		"write at least "+(2*c.Kafka.BatchBytes).String()+", or lower kafka.batch_bytes")
 	add(c.Retry.BrokerBackoff.Min > c.Retry.BrokerBackoff.Max, "retry.broker_backoff.min",
 		"is more than retry.broker_backoff.max", "write a smaller value")
+	types := len(c.TypesWithPolicy())
+	add(types > maxTypes, "retry.by_type",
+		"and failure.by_type name "+strconv.Itoa(types)+" aggregate types in all",
+		"name at most "+strconv.Itoa(maxTypes)+", and let the general values suit the others")
 	add(c.HTTP.StallAfter < 2*c.Slot.ProbeInterval, "http.stall_after",
 		"is less than twice slot.probe_interval, so one late probe would look like a stall",
 		"write at least "+formatDuration(2*c.Slot.ProbeInterval)+", or lower slot.probe_interval")

@@ -96,6 +96,9 @@ type Kafka struct {
 	IdleTimeout       time.Duration
 	MetadataTTL       time.Duration
 	UnknownTopicGrace time.Duration
+	// PartitionGrace is how long one partition may be silent while others make
+	// progress before its events are held on their rows.
+	PartitionGrace time.Duration
 }
 
 // TLS is the encryption of the connections to Kafka. Files are PEM.
@@ -138,16 +141,16 @@ type Record struct {
 
 // Failure says what a failed event means for later ones of its aggregate.
 type Failure struct {
-	// OnFailure is always "continue" in this version.
+	// OnFailure is "block": they wait for it, or "continue": they pass it.
 	OnFailure string
+	// ByType is the same for single aggregate types.
+	ByType map[string]string
 }
 
 // Retry says how often and when a failed event is tried again.
 type Retry struct {
-	Base             time.Duration
-	Jitter           float64 // a fraction, 0 to 0.5
-	MaxAttempts      int     // class record
-	TopicMaxAttempts int     // class topic; 0 = without limit
+	RetryPolicy // of aggregate types that ByType does not name
+	ByType      map[string]RetryOverride
 	// Tick is the time between two looks for due rows, Batch how many of them
 	// are requeued at a time.
 	Tick  time.Duration
@@ -156,6 +159,14 @@ type Retry struct {
 	Patience time.Duration
 	// BrokerBackoff is between attempts on brokers, which have no limit.
 	BrokerBackoff Backoff
+}
+
+// RetryPolicy is the schedule and the budget of a failed event.
+type RetryPolicy struct {
+	Base             time.Duration
+	Jitter           float64 // a fraction, 0 to 0.5
+	MaxAttempts      int     // class record
+	TopicMaxAttempts int     // class topic; 0 = without limit
 }
 
 // Reconcile is the search for rows that the slot never showed.

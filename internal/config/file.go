@@ -150,7 +150,11 @@ func (r *yamlReader) value(path string, node *yaml.Node) {
 		}
 	case yaml.MappingNode:
 		s.Form = formMap
-		s.Map = r.mapping(path, node)
+		if takesMaps(path) {
+			s.Maps = r.mappings(path, node)
+		} else {
+			s.Map = r.mapping(path, node)
+		}
 	default:
 		r.report(path, defect{"is an alias", "write the value itself"})
 		return
@@ -161,11 +165,29 @@ func (r *yamlReader) value(path string, node *yaml.Node) {
 func (r *yamlReader) mapping(path string, node *yaml.Node) map[string]string {
 	entries := map[string]string{}
 	for name, value := range r.pairs(path, node) {
+		if isNull(value) {
+			continue
+		}
 		if value.Kind != yaml.ScalarNode {
-			r.report(joinPath(path, name), defect{"is not a single value", "write name: other_name"})
+			r.report(joinPath(path, name), defect{"is not a single value", "write name: value"})
 			continue
 		}
 		entries[name] = value.Value
+	}
+	return entries
+}
+
+// mappings reads a mapping of mappings.
+func (r *yamlReader) mappings(path string, node *yaml.Node) map[string]map[string]string {
+	entries := map[string]map[string]string{}
+	for name, value := range r.pairs(path, node) {
+		switch {
+		case isNull(value):
+		case value.Kind == yaml.MappingNode:
+			entries[name] = r.mapping(joinPath(path, name), value)
+		default:
+			r.report(joinPath(path, name), defect{"is not a mapping of keys", "write keys below it, as key: value"})
+		}
 	}
 	return entries
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,15 +131,40 @@ func TestProblems(t *testing.T) {
 				"config: postgresql: is unknown; did you mean postgres?",
 				"config: limits.drain_timeout: is unknown; did you mean shutdown.drain_timeout?",
 			}},
-		{name: "later version", yaml: "retention: {consumed: 14d}\nhttp: {token: x}\nretry: {by_type: {}}\nslot: {recreate_if_lost: true}",
+		{name: "later version", yaml: "retention: {consumed: 14d}\nhttp: {token: x}\nslot: {recreate_if_lost: true}",
 			want: []string{
 				"config: retention: is not in this version; remove it",
 				"config: http.token: is not in this version; remove it",
-				"config: retry.by_type: is not in this version; remove it",
 				"config: slot.recreate_if_lost: is not in this version; remove it",
 			}},
-		{name: "block", yaml: "failure: {on_failure: block}",
-			want: []string{"config: failure.on_failure: block is not in this version: later events of an aggregate pass one that has failed; write continue to accept that, or remove the key"}},
+		{name: "what happens on failure", yaml: "failure: {on_failure: stop, by_type: {order: wait}}",
+			want: []string{
+				`config: failure.on_failure: "stop" is unknown; write one of: block, continue`,
+				`config: failure.by_type: of "order": "wait" is unknown; write one of: block, continue`,
+			}},
+		{name: "not an aggregate type", yaml: `failure: {by_type: {"a b": block}}`, env: []string{`CDC_RELAY_RETRY__BY_TYPE={"": {}}`},
+			want: []string{
+				`config: failure.by_type: "a b" is not an aggregate type; write 1 to 200 of A-Z, a-z, 0-9, '.', '_' and '-'`,
+				`config: retry.by_type: "" is not an aggregate type (env CDC_RELAY_RETRY__BY_TYPE); write 1 to 200 of A-Z, a-z, 0-9, '.', '_' and '-'`,
+			}},
+		{name: "unknown part of a type's policy", yaml: "retry: {by_type: {order: {bases: 5s}}}",
+			want: []string{`config: retry.by_type: of "order": "bases" is unknown; write base, jitter, max_attempts or topic_max_attempts`}},
+		{name: "part of a type's policy without unit", yaml: "retry: {by_type: {order: {base: 5}}}",
+			want: []string{`config: retry.by_type: of "order": base "5" has no unit; write 5s`}},
+		{name: "part of a type's policy out of range", env: []string{`CDC_RELAY_RETRY__BY_TYPE={"order": {"max_attempts": 0}}`},
+			want: []string{`config: retry.by_type: of "order": max_attempts 0 is out of range (env CDC_RELAY_RETRY__BY_TYPE); write a value from 1 to 1000000`}},
+		{name: "type's policy that is no mapping", yaml: "retry: {by_type: {order: 5s}}",
+			want: []string{"config: retry.by_type.order: is not a mapping of keys; write keys below it, as key: value"}},
+		{name: "type's policy twice", yaml: "retry: {by_type: {order: {base: 5s}, order: {base: 6s}}}",
+			want: []string{"config: retry.by_type.order: is given twice, on lines 5 and 5; keep one"}},
+		{name: "policies as a list", yaml: "retry: {by_type: [order]}",
+			want: []string{"config: retry.by_type: is a list; write a mapping"}},
+		{name: "policies that are no JSON", env: []string{`CDC_RELAY_RETRY__BY_TYPE={"order": 5}`},
+			want: []string{`config: retry.by_type: is not a JSON object of objects (env CDC_RELAY_RETRY__BY_TYPE); write it as {"order": {"base": "5s", "max_attempts": 3}}`}},
+		{name: "more types with a policy than fit", env: []string{"CDC_RELAY_FAILURE__BY_TYPE=" + types("f", 200, `"block"`), "CDC_RELAY_RETRY__BY_TYPE=" + types("r", 56, "{}")},
+			want: []string{"config: retry.by_type: and failure.by_type name 256 aggregate types in all; name at most 255, and let the general values suit the others"}},
+		{name: "partition without grace", yaml: "kafka: {partition_grace: 0s}", flags: []string{"kafka.partition_grace=0s"},
+			want: []string{"config: kafka: is given twice, on lines 3 and 5; keep one", "config: kafka.partition_grace: is not more than 0 (flag); write a positive duration, such as 5s"}},
 		{name: "fenced", flags: []string{"kafka.identity=fenced"},
 			want: []string{"config: kafka.identity: fenced is not in this version (flag); write idempotent, or none where the brokers do not authorise it"}},
 		{name: "poll", yaml: "source: poll",
@@ -192,9 +218,9 @@ func TestProblems(t *testing.T) {
 		{name: "template characters", flags: []string{"record.topic=a b"},
 			want: []string{"config: record.topic: is not a topic name (flag); use letters, digits, '.', '_', '-' and the variables {aggregate_type}, {event_type}, {schema}"}},
 		{name: "map that is no JSON", env: []string{"CDC_RELAY_OUTBOX__COLUMNS=id=pk"},
-			want: []string{`config: outbox.columns: is not a JSON object of names (env CDC_RELAY_OUTBOX__COLUMNS); write it as {"name": "other_name"}`}},
+			want: []string{`config: outbox.columns: is not a JSON object of strings (env CDC_RELAY_OUTBOX__COLUMNS); write it as {"name": "value"}`}},
 		{name: "map in a map", yaml: "outbox: {columns: {payload: {a: b}}}",
-			want: []string{"config: outbox.columns.payload: is not a single value; write name: other_name"}},
+			want: []string{"config: outbox.columns.payload: is not a single value; write name: value"}},
 		{name: "list as a map", yaml: "outbox: {columns: [payload]}",
 			want: []string{"config: outbox.columns: is a list; write a mapping"}},
 		{name: "broker with a login", flags: []string{"kafka.brokers=hunter2@k1:9092"},
@@ -253,6 +279,15 @@ func TestProblems(t *testing.T) {
 			}
 		})
 	}
+}
+
+// types is a JSON object with n aggregate types of one value.
+func types(prefix string, n int, value string) string {
+	entries := make([]string, n)
+	for i := range entries {
+		entries[i] = fmt.Sprintf("%q: %s", fmt.Sprint(prefix, i), value)
+	}
+	return "{" + strings.Join(entries, ", ") + "}"
 }
 
 func TestMissing(t *testing.T) {

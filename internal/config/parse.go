@@ -16,6 +16,7 @@ type setting struct {
 	Text   string
 	List   []string
 	Map    map[string]string
+	Maps   map[string]map[string]string // instead of Map, where the key takes a map of maps
 	Form   form
 	Origin string
 }
@@ -39,6 +40,8 @@ func parse(target any, s setting) defect {
 		return parseList(t, s)
 	case *map[string]string:
 		return parseNames(t, s)
+	case *map[string]RetryOverride:
+		return parseOverrides(t, s)
 	}
 	if s.Form != formText {
 		return defect{"is " + s.Form.String(), "write a single value"}
@@ -214,7 +217,7 @@ func parseNames(target *map[string]string, s setting) defect {
 		return fine
 	}
 	if err := json.Unmarshal([]byte(s.Text), target); err != nil {
-		return defect{"is not a JSON object of names", `write it as {"name": "other_name"}`}
+		return defect{"is not a JSON object of strings", `write it as {"name": "value"}`}
 	}
 	return fine
 }

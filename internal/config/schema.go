@@ -26,6 +26,16 @@ func secretOf(path string) *key {
 	return nil
 }
 
+// takesMaps reports whether the value of the key at path is a map of maps.
+func takesMaps(path string) bool {
+	k := findKey(path)
+	if k == nil {
+		return false
+	}
+	_, ok := k.field(new(Config)).(*map[string]RetryOverride)
+	return ok
+}
+
 func isKnown(path string) bool { return findKey(path) != nil || secretOf(path) != nil }
 
 func isSection(path string) bool {

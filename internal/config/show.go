@@ -53,12 +53,14 @@ func format(target any) string {
 		return strings.Join(*t, ",")
 	case *map[string]string:
 		return formatMap(*t)
+	case *map[string]RetryOverride:
+		return formatOverrides(*t)
 	}
 	return ""
 }
 
 // formatMap writes a map the way the environment takes it.
-func formatMap(m map[string]string) string {
+func formatMap[V any](m map[string]V) string {
 	if len(m) == 0 {
 		return ""
 	}

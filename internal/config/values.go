@@ -99,18 +99,6 @@ func identityIsKnown(s string) defect {
 	return oneOf("idempotent", "none")(s)
 }
 
-// onFailureIsContinue refuses block rather than promise an order that this
-// version does not keep.
-func onFailureIsContinue(s string) defect {
-	if s == "block" {
-		return defect{
-			"block is not in this version: later events of an aggregate pass one that has failed",
-			"write continue to accept that, or remove the key",
-		}
-	}
-	return oneOf("continue")(s)
-}
-
 func hasControl(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
 
 func isName(s string) defect {

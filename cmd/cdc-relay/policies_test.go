@@ -1,0 +1,48 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+)
+
+func TestNewPolicies(t *testing.T) {
+	t.Parallel()
+	policies, err := newPolicies(loadTest(t, "CDC_RELAY_RETRY__JITTER=0", "CDC_RELAY_FAILURE__ON_FAILURE=block",
+		`CDC_RELAY_FAILURE__BY_TYPE={"log": "continue"}`,
+		`CDC_RELAY_RETRY__BY_TYPE={"order": {"base": "1s", "max_attempts": 3, "topic_max_attempts": 2}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	record, topic := event.Failure{Class: event.ClassRecord}, event.Failure{Class: event.ClassTopic}
+	type answer struct {
+		Block   bool
+		Delay   time.Duration
+		Failed  bool // after three failures of the record
+		NoTopic bool // after two failures of the topic
+	}
+	for _, tc := range []struct {
+		name, aggregateType string
+		want                answer
+	}{
+		{"retry by type", "order", answer{Block: true, Delay: time.Second, Failed: true, NoTopic: true}},
+		{"failure by type", "log", answer{Delay: 5 * time.Second}},
+		{"no type of its own", "user", answer{Block: true, Delay: 5 * time.Second}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var got answer
+			kind, block := policies.Of([]byte(tc.aggregateType))
+			got.Block = block
+			got.Delay, _ = policies.Next(kind, 0, record)
+			_, got.Failed = policies.Next(kind, 2, record)
+			_, got.NoTopic = policies.Next(kind, 1, topic)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("policy (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
