@@ -84,6 +84,14 @@ type Run struct {
 	// Refused are the rows that Kafka had to refuse: they end parked or FAILED
 	// and need no record.
 	Refused map[int64]bool
+	// Block are the aggregate types whose events wait behind a refused one.
+	// Later events of its aggregate must then be held: parked, without a record.
+	Block map[string]bool
+	// Waived are rows that a person has skipped or deleted: they need no
+	// record, and nothing waits for them.
+	Waived map[int64]bool
+	// Unordered are rows that may come at any place: delayed ones.
+	Unordered map[int64]bool
 }
 
 // Kind classifies a problem.
@@ -156,15 +164,17 @@ type checker struct {
 	report Report
 	events map[int64]Event
 	first  map[int64]Record // first record of each row
+	held   map[int64]int64  // row -> the refused one of its aggregate before it
 }
 
 // Check finds every broken promise of the run.
 func (run Run) Check() *Report {
-	c := &checker{Run: run, events: map[int64]Event{}, first: map[int64]Record{}}
+	c := &checker{Run: run, events: map[int64]Event{}, first: map[int64]Record{}, held: map[int64]int64{}}
 	c.report.Statuses = map[int16]int{}
 	c.report.Samples = len(run.Samples)
 	c.report.Records = len(run.Records)
 	c.committed()
+	c.holds()
 	c.records()
 	c.loss()
 	c.order()
@@ -190,6 +200,21 @@ func (c *checker) committed() {
 		c.events[e.ID] = e
 	}
 	c.report.Committed = len(c.Events)
+}
+
+// holds finds the rows that must wait for a refused one.
+func (c *checker) holds() {
+	refused := map[Aggregate]int64{}
+	for _, e := range c.Events {
+		first, blocked := refused[e.Aggregate]
+		switch {
+		case c.Waived[e.ID] || c.Unordered[e.ID]:
+		case blocked:
+			c.held[e.ID] = first
+		case c.Refused[e.ID] && c.Block[e.Aggregate.Type]:
+			refused[e.Aggregate] = e.ID
+		}
+	}
 }
 
 // records walks the topics: identity of each record, copies, first occurrences.
@@ -225,7 +250,8 @@ func (r Record) place() string {
 
 func (c *checker) loss() {
 	for _, e := range c.Events {
-		if _, ok := c.first[e.ID]; !ok && !c.Refused[e.ID] {
+		_, held := c.held[e.ID]
+		if _, ok := c.first[e.ID]; !ok && !held && !c.Refused[e.ID] && !c.Waived[e.ID] {
 			c.problem(Loss, "row %d of %s/%s has no record", e.ID, e.Aggregate.Type, e.Aggregate.ID)
 		}
 	}
@@ -233,13 +259,17 @@ func (c *checker) loss() {
 
 // order compares neighbours in commit order: all of an aggregate's first
 // occurrences must rise in one partition. A refused row's later success is out
-// of order by design.
+// of order by design, where later events do not wait.
 func (c *checker) order() {
 	before := map[Aggregate]Record{}
 	for _, e := range c.Events {
 		r, ok := c.first[e.ID]
-		if !ok || c.Refused[e.ID] {
+		if !ok || c.Refused[e.ID] || c.Unordered[e.ID] {
 			continue
+		}
+		if refused, held := c.held[e.ID]; held {
+			c.problem(Disorder, "%s/%s: %s is of row %d, which had to wait for row %d",
+				e.Aggregate.Type, e.Aggregate.ID, r.place(), e.ID, refused)
 		}
 		if p, ok := before[e.Aggregate]; ok {
 			switch {
@@ -259,7 +289,18 @@ func (c *checker) rows() {
 	for _, r := range c.Rows {
 		c.report.Statuses[r.Status]++
 		rec, published := c.first[r.ID]
+		_, held := c.held[r.ID]
 		switch {
+		case held && !published:
+			if !r.Parked {
+				c.problem(Unresolved, "row %d waits for row %d, but has status %d and is not parked", r.ID, c.held[r.ID], r.Status)
+			}
+			continue
+		case c.Waived[r.ID]:
+			if r.Status == Failed && r.Parked || r.Status == Ready || r.Status == InProgress {
+				c.problem(Unresolved, "row %d was waived, but has status %d, parked %t", r.ID, r.Status, r.Parked)
+			}
+			continue
 		case c.Refused[r.ID]:
 			if !r.Parked {
 				c.problem(Unresolved, "row %d was refused, but has status %d and is not parked", r.ID, r.Status)

@@ -93,6 +93,23 @@ func TestCheckSeesPlantedFaults(t *testing.T) {
 			r.Events[4].Uncertain = true
 			r.Records = r.Records[:4]
 		}, []Kind{Loss, Unproven}},
+		{"a row that passes a refused one", func(r *Run) {
+			r.refuse(1)
+			r.hold(3)
+		}, []Kind{Disorder}},
+		{"a row behind a refused one, forgotten", func(r *Run) {
+			r.refuse(1)
+			r.hold(3, 5)
+			r.Rows[2].Parked = false
+		}, []Kind{Unresolved}},
+		{"a waived row that waits", func(r *Run) {
+			r.waive(3)
+			r.Rows[2].Parked = true
+		}, []Kind{Unresolved}},
+		{"a row behind a waived one, lost", func(r *Run) {
+			r.waive(1)
+			r.drop(3)
+		}, []Kind{Loss, Unproven}},
 		{"slot beyond the saved position", func(r *Run) { r.Samples[1].Confirmed = 31 }, []Kind{Position}},
 		{"slot past a READY row", func(r *Run) { r.Samples[0].Passed = []int64{3} }, []Kind{Position}},
 	} {
@@ -129,6 +146,23 @@ func TestCheckAllows(t *testing.T) {
 			r.Refused = map[int64]bool{3: true}
 			r.Rows[2].Status, r.Rows[2].Parked = Failed, true
 			r.Records = slices.Delete(r.Records, 2, 3)
+		}},
+		{"rows held behind a refused one, others not", func(r *Run) {
+			r.refuse(1)
+			r.hold(3, 5)
+		}},
+		{"rows behind a refused one that do not wait", func(r *Run) {
+			r.refuse(1)
+			r.Block = nil
+		}},
+		{"a waived row before others", func(r *Run) { r.waive(1) }},
+		{"a deleted row before others", func(r *Run) {
+			r.waive(1)
+			r.Rows = r.Rows[1:]
+		}},
+		{"a delayed row at any place", func(r *Run) {
+			r.Unordered = map[int64]bool{1: true}
+			r.Records[0].Offset = 100
 		}},
 		{"an uncertain commit that did not happen", func(r *Run) {
 			r.Events[4].Uncertain = true
@@ -179,6 +213,33 @@ func TestErrListsAFewOfEachKind(t *testing.T) {
 	if got := strings.Count(text, "\n"); got != 6 || !strings.Contains(text, "position: 100 in all") {
 		t.Errorf("%d lines:\n%s", got, text)
 	}
+}
+
+// refuse lets Kafka have refused a row of a type that blocks.
+func (r *Run) refuse(id int64) {
+	r.Block, r.Refused = map[string]bool{"order": true}, map[int64]bool{id: true}
+	r.drop(id)
+	r.Rows[id-1].Status, r.Rows[id-1].Parked = Failed, true
+}
+
+// hold lets rows wait.
+func (r *Run) hold(ids ...int64) {
+	for _, id := range ids {
+		r.drop(id)
+		r.Rows[id-1].Status, r.Rows[id-1].Parked = Ready, true
+	}
+}
+
+// waive lets a person have skipped a row of a type that blocks.
+func (r *Run) waive(id int64) {
+	r.Block, r.Waived = map[string]bool{"order": true}, map[int64]bool{id: true}
+	r.drop(id)
+	r.Rows[id-1].Status = Failed
+}
+
+// drop takes a row's record away.
+func (r *Run) drop(id int64) {
+	r.Records = slices.DeleteFunc(r.Records, func(rec Record) bool { return rec.RowID == id })
 }
 
 // copyOf adds a copy of record i at another offset.

@@ -76,9 +76,9 @@ func NewBed(t testing.TB, db *pgtest.DB, o Options) *Bed {
 	}
 	b.config = relayproc.Config{
 		"postgres.dsn": db.DSN, "slot.name": b.Slot, "slot.publication": b.Slot,
-		"kafka.brokers": []string{o.Kafka.Relay}, "record.topic": b.prefix + "{aggregate_type}", "record.source": "/e2e",
+		"kafka.brokers": strings.Split(o.Kafka.Relay, ","), "record.topic": b.prefix + "{aggregate_type}", "record.source": "/e2e",
 		"failure.on_failure": "continue", "shutdown.drain_timeout": "20s", "log.level": "debug",
-	}.With(o.Config)
+	}.With(o.Kafka.Config, o.Config)
 	pool, err := pgxpool.New(t.Context(), db.DSN)
 	if err != nil {
 		t.Fatalf("making a pool: %v", err)
@@ -95,7 +95,7 @@ func NewBed(t testing.TB, db *pgtest.DB, o Options) *Bed {
 
 func (b *Bed) makeTopics(o Options) {
 	b.t.Helper()
-	admin, err := topics.NewAdmin(o.Kafka.Test)
+	admin, err := topics.NewAdmin(strings.Split(o.Kafka.Test, ",")...)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func (b *Bed) makeTopics(o Options) {
 	b.t.Cleanup(func() {
 		defer admin.Close()
 		// so that the shared broker does not fill up; one of the test's own may be gone already
-		if o.Kafka.Relay == o.Kafka.Test {
+		if o.Kafka.shared {
 			if err := admin.Delete(context.WithoutCancel(b.t.Context()), b.Topics()...); err != nil {
 				b.t.Error(err)
 			}

@@ -60,6 +60,8 @@ func (b *Bed) lsn(sql string, args ...any) pglogrepl.LSN {
 type Allow struct {
 	Duplicates int            // at most
 	Refused    map[int64]bool // rows that Kafka had to refuse
+	Waived     map[int64]bool // rows that the test skipped or deleted
+	Unordered  map[int64]bool // rows that may come at any place
 }
 
 // Finish ends a test: it waits until all is settled and lets the checker
@@ -78,7 +80,8 @@ func (b *Bed) Finish(allow Allow) *check.Report {
 // Check runs the checker on what is there now.
 func (b *Bed) Check(allow Allow) *check.Report {
 	b.t.Helper()
-	run := check.Run{Events: b.History.Events(), MaxDuplicates: allow.Duplicates, Refused: allow.Refused}
+	run := check.Run{Events: b.History.Events(), MaxDuplicates: allow.Duplicates, Refused: allow.Refused,
+		Block: b.blocking(), Waived: allow.Waived, Unordered: allow.Unordered}
 	if b.sampler != nil {
 		if run.Samples = b.sampler.stop(); len(run.Samples) == 0 {
 			b.t.Error("no position was sampled")
@@ -96,6 +99,20 @@ func (b *Bed) Check(allow Allow) *check.Report {
 	}
 	run.Records = records
 	return run.Check()
+}
+
+// blocking are the aggregate types whose events wait for a failed one.
+func (b *Bed) blocking() map[string]bool {
+	block := map[string]bool{}
+	byType, _ := b.config["failure.by_type"].(map[string]string)
+	for _, typ := range b.types {
+		mode, ok := byType[typ]
+		if !ok {
+			mode, _ = b.config["failure.on_failure"].(string)
+		}
+		block[typ] = mode == "block"
+	}
+	return block
 }
 
 // state is all that helps to understand why a wait did not end.
