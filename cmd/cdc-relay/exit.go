@@ -13,6 +13,8 @@ const (
 	exitOK       = 0
 	exitFailed   = 1   // the command could not do what it was asked
 	exitUsage    = 2   // the arguments make no sense
+	exitNotFound = 4   // what was asked about is not there
+	exitRefused  = 5   // not confirmed, or confirmed with another number
 	exitInternal = 70  // a defect of the program
 	exitConfig   = 78  // the configuration is unusable
 	exitSignal   = 130 // a second signal ended the program at once
