@@ -58,6 +58,8 @@ var table = map[string][]string{
 	"internal/retention":   {"internal/fault", "internal/pg", "outbox", pgx, metrics},
 	"internal/doctor":      {"internal/event", "internal/fault", "internal/pg", "migrations", "outbox", pglogrepl, pgx, kafkaGo},
 
+	"internal/operate": {"internal/event", "internal/fault", "internal/pg", "internal/sink/record", "outbox", pgx, kafkaGo},
+
 	"internal/pg":      {"internal/event", "internal/fault", pgx},
 	"internal/pulse":   {},
 	"internal/monitor": {"internal/pulse", "internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, metrics, model},

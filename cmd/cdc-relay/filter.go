@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cdc-relay/cdc-relay/internal/operate"
+	"github.com/cdc-relay/cdc-relay/outbox"
+)
+
+// filterFlags are the flags that pick rows; all commands about rows share them.
+type filterFlags struct {
+	eventIDs []string
+	statuses []string
+	since    string
+	until    string
+	phase    string
+	waived   bool
+	filter   operate.Filter // the plain ones, as they are
+}
+
+// How many rows a command takes if not told otherwise.
+const (
+	listLimit = 50
+	bulkLimit = 1000
+)
+
+// addFilter gives a command the flags of the filter.
+func addFilter(cmd *cobra.Command, limit int) *filterFlags {
+	f := &filterFlags{}
+	s := cmd.Flags()
+	s.Int64SliceVar(&f.filter.IDs, "id", nil, "rows with these `ids`, with commas between or repeated")
+	s.StringSliceVar(&f.eventIDs, "event-id", nil, "rows of these events, by `uuid`; with --id: those as well")
+	s.StringVar(&f.filter.AggregateType, "aggregate-type", "", "of this aggregate `type`")
+	s.StringVar(&f.filter.AggregateID, "aggregate-id", "", "of the aggregate with this `id`")
+	s.StringVar(&f.filter.Topic, "topic", "", "for this `topic`")
+	s.StringVar(&f.filter.EventType, "event-type", "", "of this event `type`")
+	s.StringSliceVar(&f.statuses, "status", nil, "with one of these `statuses`: ready, sent, failed, ...; failed means not waived")
+	s.StringVar(&f.phase, "phase", "", "`publish`: not sent yet; consume: sent")
+	s.StringVar(&f.filter.ErrorCode, "error-code", "", "with this error `code`")
+	s.StringVar(&f.since, "since", "", "created at this `time` or later: 2026-01-02T15:04:05Z, or 2h ago")
+	s.StringVar(&f.until, "until", "", "created before this `time`")
+	s.IntVar(&f.filter.Limit, "limit", limit, "at most this `number` of rows")
+	s.Int64Var(&f.filter.After, "after", 0, "go on after the row with this `id`, with which a list has ended")
+	s.BoolVar(&f.waived, "include-waived", false, "also FAILED rows that were skipped")
+	return f
+}
+
+// parse makes a filter of the flags and of ids given as arguments. An error is
+// one of usage. statuses stand for a --status that is not there.
+func (f *filterFlags) parse(args []string, now time.Time, statuses ...outbox.Status) (operate.Filter, error) {
+	filter := f.filter
+	filter.IDs = slices.Clone(filter.IDs)
+	filter.Phase = operate.Phase(f.phase)
+	filter.Statuses = statuses
+	if err := f.parseLists(&filter, args); err != nil {
+		return operate.Filter{}, usageError(err)
+	}
+	filter.Open = len(filter.Statuses) > 0 && !f.waived
+	var err error
+	if f.since != "" {
+		filter.Since, err = operate.ParseTime(f.since, now)
+	}
+	if err == nil && f.until != "" {
+		filter.Until, err = operate.ParseTime(f.until, now)
+	}
+	if err == nil {
+		err = filter.Validate()
+	}
+	if err != nil {
+		return operate.Filter{}, usageError(err)
+	}
+	return filter, nil
+}
+
+func (f *filterFlags) parseLists(filter *operate.Filter, args []string) error {
+	for _, text := range args {
+		if err := filter.AddID(text); err != nil {
+			return err
+		}
+	}
+	for _, text := range f.eventIDs {
+		id, err := outbox.ParseID(text)
+		if err != nil {
+			return fmt.Errorf("--event-id: %w", err)
+		}
+		filter.EventIDs = append(filter.EventIDs, id)
+	}
+	if len(f.statuses) > 0 {
+		filter.Statuses = nil
+	}
+	for _, name := range f.statuses {
+		status, err := operate.ParseStatus(name)
+		if err != nil {
+			return err
+		}
+		filter.Statuses = append(filter.Statuses, status)
+	}
+	return nil
+}

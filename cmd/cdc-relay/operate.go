@@ -1,0 +1,32 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cdc-relay/cdc-relay/internal/config"
+	"github.com/cdc-relay/cdc-relay/internal/operate"
+	"github.com/cdc-relay/cdc-relay/internal/pg"
+)
+
+// withTable runs a command about the rows of the outbox, within --timeout.
+func (a *app) withTable(cmd *cobra.Command, run func(context.Context, *config.Config, *operate.Table) error) error {
+	return a.withDatabase(cmd, func(ctx context.Context, c *config.Config) error {
+		conn, _, err := connectSQL(ctx, c)
+		if err != nil {
+			return err
+		}
+		defer pg.Close(conn)
+		table, err := operate.Open(ctx, conn, operate.Config{
+			Table:         pg.Table(c.Outbox.Table),
+			Columns:       c.Outbox.Columns,
+			Slot:          c.Slot.Name,
+			TopicTemplate: c.Record.Topic,
+		})
+		if err != nil {
+			return err
+		}
+		return run(ctx, c, table)
+	})
+}

@@ -1,0 +1,12 @@
+// Package operate is what people do with outbox rows from a command line: find
+// them, read what became of them, look for their records in Kafka.
+//
+// It reads through one connection of the caller's, with the rights of
+// cdc_relay_operator, and never touches the line: a command runs beside a relay
+// or without one. No query reads all of the table. Rows that need attention
+// come from the partial index on next_attempt_at; other questions walk the
+// primary key backwards over at most MaxWalk rows, and the answer says so.
+//
+// Every sentence that a person reads about a status or an error code is in
+// words.go. Payload, headers and keys are in no error.
+package operate
