@@ -127,6 +127,9 @@ func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Regi
 		DrainTimeout:   c.Shutdown.DrainTimeout,
 		ReconcileEvery: c.Reconcile.Interval,
 		CheckEvery:     checkEvery,
+		Tick:           c.Retry.Tick,
+		SweepEvery:     c.Reconcile.Interval,
+		HeldRetry:      c.Kafka.PartitionGrace,
 		ProbeEvery:     c.Slot.ProbeInterval,
 		Beats:          v.pulse,
 	}, leadership{leader}, o.open, policies, log, reg), nil

@@ -68,6 +68,23 @@ type Event struct {
 	Priority      int16
 }
 
+// Clone returns a copy that owns its bytes.
+func (e *Event) Clone() Event {
+	c := *e
+	views := []*[]byte{&c.AggregateType, &c.AggregateID, &c.EventType, &c.ContentType, &c.Payload, &c.Headers, &c.Topic}
+	size := 0
+	for _, v := range views {
+		size += len(*v)
+	}
+	buf := make([]byte, 0, size)
+	for _, v := range views {
+		start := len(buf)
+		buf = append(buf, *v...)
+		*v = buf[start:len(buf):len(buf)]
+	}
+	return c
+}
+
 // Due is a next_attempt_at: NULL (the zero value), a time, or infinity.
 type Due struct {
 	micros int64

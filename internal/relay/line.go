@@ -47,6 +47,9 @@ type line struct {
 	log    *slog.Logger
 	spawn  func(func() error) // a goroutine of this session
 	ledger *ledger.Ledger
+	// handed knows which events the publisher has not reported about. Its
+	// numbers are the ledger's.
+	handed *ledger.Ledger
 
 	// What is being read. Invariant: holding is true while the gulp's buffer
 	// is ours; rest is the part of it that was not consumed yet.
@@ -80,11 +83,23 @@ type line struct {
 	// Rows that were settled while some are being read; nil while none is.
 	settledMeanwhile map[int64]bool
 
+	// Order of aggregates with parked rows, and what is to be parked.
+	gate     gate
+	parks    []event.Park
+	lastType typeOf
+	rebuilt  bool // the gate knows what was parked before this session
+	// The sweep over aggregates with parked rows.
+	sweepAt    <-chan time.Time
+	sweepOn    func() // reads its next page
+	sweeping   bool
+	sweepAgain bool
+
 	heartbeat *heartbeat // nil unless a probe of its kind is on its way
 	beat      *pulse.Beat
 
 	accepting atomic.Bool // the scheduler may requeue rows
 	stuck     bool        // nothing can be published
+	broken    error       // an invariant is
 	draining  bool
 	cause     error            // why the session ends, if it is not a stop
 	budget    <-chan time.Time // ends the draining
@@ -100,9 +115,11 @@ func newLine(cfg Config, p *Parts, t Tenure, in *Inbox) *line {
 	return &line{
 		cfg: cfg, parts: p, tenure: t, inbox: in,
 		ledger:           ledger.New(),
+		handed:           ledger.New(),
+		gate:             newGate(),
 		batch:            make([]event.Event, 0, batchEvents),
 		xid:              p.XMax,
-		answers:          make(chan answer, 8),
+		answers:          make(chan answer, 16),
 		requeuedInFlight: map[int64]event.Due{},
 	}
 }
@@ -113,15 +130,14 @@ func newLine(cfg Config, p *Parts, t Tenure, in *Inbox) *line {
 // position. A stop, and an end in order, wait no longer than the drain timeout.
 func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 	defer l.letGo()
-	if l.parts.OpenPass != nil {
-		l.startPass(ctx)
-	} else {
-		l.openWindow(ctx)
-	}
+	l.board.set(Recovering, nil)
+	l.startSweep(ctx)
 	l.beat = l.cfg.Beats.Start("line")
 	defer l.beat.End()
 	probeTick := time.NewTicker(l.cfg.ProbeEvery)
 	defer probeTick.Stop()
+	tick := time.NewTicker(l.cfg.Tick)
+	defer tick.Stop()
 	for !l.drained() {
 		l.beat.Work()
 		if err := l.advance(ctx); err != nil {
@@ -138,7 +154,7 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 			}
 			l.gulp, l.rest, l.holding = g, g.Frames, true
 		case <-l.inbox.ready:
-			if err := l.collect(); err != nil {
+			if err := l.collect(ctx); err != nil {
 				return err
 			}
 		case a := <-l.answers:
@@ -148,6 +164,10 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 			if err := a.then(); err != nil {
 				return err
 			}
+		case <-tick.C:
+			l.tick(ctx)
+		case <-l.sweepAt:
+			l.continueSweep(ctx)
 		case <-l.reconcileAt:
 			l.startReconcile(ctx)
 		case <-l.pass.overdue():
@@ -168,22 +188,33 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 	return l.cause
 }
 
+// begin starts to publish, once the gate knows what is parked.
+func (l *line) begin(ctx context.Context) {
+	if l.parts.OpenPass != nil {
+		l.startPass(ctx)
+	} else {
+		l.openWindow(ctx)
+	}
+}
+
 // advance does what can be done without waiting.
 func (l *line) advance(ctx context.Context) error {
 	if err := l.consumeGulp(ctx); err != nil {
 		return err
 	}
 	l.read(ctx)
+	l.advanceReleases(ctx)
 	l.advancePass(ctx)
 	l.advanceReconcile(ctx)
 	l.m.inflight(l.ledger.Pending(), l.bytes)
+	l.m.blocked.Set(float64(len(l.gate.marks)))
 	l.accepting.Store(!l.full && !l.draining && l.pass == nil && !l.stuck)
 	return nil
 }
 
 // gulps is the stream while the line can take something from it.
 func (l *line) gulps() <-chan event.Gulp {
-	if l.holding || l.draining || l.pass != nil {
+	if l.holding || l.draining || l.pass != nil || !l.rebuilt {
 		return nil
 	}
 	return l.parts.Source.Gulps()
@@ -223,7 +254,7 @@ func (l *line) fail(err error) {
 // handed over is resolved, and its position saved and permitted to be
 // confirmed.
 func (l *line) drained() bool {
-	kept := len(l.batch) + len(l.requeues) + l.reading // with the slot
+	kept := len(l.batch) + len(l.requeues) + l.reading + l.gate.waiting // with the slot
 	return l.draining && l.ledger.Pending() == kept && l.saved >= l.ledger.Watermark()
 }
 
@@ -331,7 +362,8 @@ func (l *line) insert(ctx context.Context) {
 		l.received.delayed++
 		return
 	}
-	ev.Seq, ev.XID, ev.CommitLSN = l.ledger.Track(), l.xid, l.commit
+	ev.Seq, ev.XID, ev.CommitLSN = l.track(), l.xid, l.commit
+	l.identify(ev)
 	l.batch = append(l.batch, *ev)
 	l.bytes += int64(ev.Bytes)
 	l.received.events++
@@ -356,13 +388,26 @@ func (l *line) dispatch(ctx context.Context) {
 	case l.window != nil:
 		l.lookUp(ctx)
 	default:
-		l.parts.Publisher.Publish(l.batch)
+		l.admit(l.batch)
 		l.batch = l.batch[:0]
 	}
 }
 
+// track numbers an event that is to be published, or settled otherwise.
+func (l *line) track() event.Seq {
+	l.handed.Track()
+	return l.ledger.Track()
+}
+
+// answered notes that the publisher is done with an event, or never gets it.
+func (l *line) answered(ref event.Ref) {
+	if err := l.handed.Resolve(ref.Seq); err != nil && l.broken == nil {
+		l.broken = fmt.Errorf("%w: an event was reported twice: %w", ErrInvariant, err)
+	}
+}
+
 // collect takes what the edges have reported.
-func (l *line) collect() error {
+func (l *line) collect(ctx context.Context) error {
 	mail := l.inbox.take()
 	for edge, t := range mail.troubles {
 		l.board.trouble(edge, t)
@@ -371,13 +416,16 @@ func (l *line) collect() error {
 		}
 	}
 	for _, refs := range mail.acked {
-		l.measureEndToEnd(refs)
-		l.free(refs)
-		l.parts.Recorder.Sent(refs)
+		l.acked(refs)
 	}
 	for _, r := range mail.refused {
-		l.free(r.refs)
-		l.parts.Recorder.Park(l.parks(r))
+		l.refused(r)
+	}
+	for _, h := range mail.held {
+		l.heldBack(h)
+	}
+	if mail.silent != nil {
+		l.partitionsSilent(ctx, *mail.silent)
 	}
 	for _, refs := range mail.resolved {
 		if err := l.resolve(refs); err != nil {
@@ -394,7 +442,28 @@ func (l *line) collect() error {
 		l.board.confirmed.Store(uint64(l.saved))
 	}
 	l.breathe()
-	return nil
+	return l.broken
+}
+
+// acked takes events that are in Kafka.
+func (l *line) acked(refs []event.Ref) {
+	l.measureEndToEnd(refs)
+	sent := refs[:0]
+	for i := range refs {
+		if l.takeBack(&refs[i]) {
+			sent = append(sent, refs[i])
+		}
+	}
+	if len(sent) > 0 {
+		l.parts.Recorder.Sent(sent)
+	}
+}
+
+// settle resolves an event that needs no write.
+func (l *line) settle(ref event.Ref) {
+	if err := l.resolve([]event.Ref{ref}); err != nil && l.broken == nil {
+		l.broken = err
+	}
 }
 
 // resolve settles events in the ledger.
@@ -403,6 +472,9 @@ func (l *line) resolve(refs []event.Ref) error {
 	for i := range refs {
 		if err := l.ledger.Resolve(refs[i].Seq); err != nil {
 			return fmt.Errorf("%w: %w", ErrInvariant, err)
+		}
+		if len(l.gate.marks)+len(l.gate.busy) > 0 {
+			l.gate.settled(&refs[i])
 		}
 		if len(l.passed) > 0 {
 			delete(l.passed, refs[i].ID)
@@ -435,13 +507,6 @@ func (l *line) measureEndToEnd(refs []event.Ref) {
 	}
 }
 
-// free gives back the room that acknowledged or refused events took.
-func (l *line) free(refs []event.Ref) {
-	for i := range refs {
-		l.bytes -= int64(refs[i].Bytes)
-	}
-}
-
 // breathe reopens the line below the low mark, three quarters of the limits:
 // reopening for each event would cost a wake-up each.
 func (l *line) breathe() {
@@ -450,18 +515,16 @@ func (l *line) breathe() {
 	}
 }
 
-func (l *line) parks(r refusal) []event.Park {
-	parks := make([]event.Park, len(r.refs))
-	for i, ref := range r.refs {
-		parks[i] = event.Park{Ref: ref, Failure: r.failure}
-		delay, failed := l.policy.Next(ref.Kind, ref.Attempts, r.failure)
-		parks[i].Delay = delay
-		if failed {
-			l.m.failed(r.failure.Class)
-			parks[i].Action = event.ParkFailed
-		}
+// attempt decides what a failed attempt means for a row.
+func (l *line) attempt(ref event.Ref, f event.Failure) event.Park {
+	delay, failed := l.policy.Next(ref.Kind, ref.Attempts, f)
+	if !failed {
+		return event.Park{Ref: ref, Action: event.ParkRetry, Failure: f, Delay: delay}
 	}
-	return parks
+	l.m.failed(f.Class)
+	l.log.Warn("an event is FAILED and waits for a person: cdc-relay failed show tells more",
+		"id", ref.ID, "attempts", ref.Attempts+1, "class", f.Class.String(), "error_code", f.Code)
+	return event.Park{Ref: ref, Action: event.ParkFailed, Failure: f}
 }
 
 // offer gives the watermark to the lease, which saves it before it may be

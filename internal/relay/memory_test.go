@@ -568,7 +568,7 @@ func (fixedPolicy) Next(uint8, int32, event.Failure) (time.Duration, bool) { ret
 func newRelay(t *testing.T, w *world, open Open, change func(*Config)) *Relay {
 	t.Helper()
 	cfg := Config{RequeuePrefix: requeuePrefix, ProbePrefix: probePrefix, InflightEvents: 1000, InflightBytes: 1 << 20, DrainTimeout: 25 * time.Second,
-		ReconcileEvery: time.Minute, CheckEvery: 30 * time.Second, ProbeEvery: time.Hour}
+		ReconcileEvery: time.Minute, Tick: time.Second, SweepEvery: time.Minute, HeldRetry: time.Minute, CheckEvery: 30 * time.Second, ProbeEvery: time.Hour}
 	if change != nil {
 		change(&cfg)
 	}

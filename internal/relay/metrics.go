@@ -18,6 +18,7 @@ type metrics struct {
 	failedTotal    *prometheus.CounterVec
 	inflightEvents prometheus.Gauge
 	inflightBytes  prometheus.Gauge
+	blocked        prometheus.Gauge
 	probeRoundtrip prometheus.Histogram
 	endToEnd       prometheus.Histogram
 	states         *prometheus.GaugeVec
@@ -42,6 +43,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "cdc_relay_inflight_events", Help: "Events that are not resolved yet."}),
 		inflightBytes: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cdc_relay_inflight_bytes", Help: "Bytes of events that are not acknowledged yet."}),
+		blocked: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "cdc_relay_aggregates_blocked", Help: "Aggregates whose new events wait for a parked one."}),
 		probeRoundtrip: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "cdc_relay_probe_roundtrip_seconds", Help: "From a probe's emission to its coming back through the slot.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 17)}),
@@ -54,8 +57,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "cdc_relay_blocked_reason", Help: "1 for the doctor id of what a person should look at."}, []string{"reason"}),
 	}
 	reg.MustRegister(m.receivedTotal, m.ignoredTotal, m.insertsIgnored, m.skippedTotal, m.missedTotal, m.failedTotal,
-		m.inflightEvents, m.inflightBytes, m.probeRoundtrip, m.endToEnd, m.states, m.blockedReason)
-	for _, via := range []string{"insert", "requeue", "pass"} {
+		m.inflightEvents, m.inflightBytes, m.blocked, m.probeRoundtrip, m.endToEnd, m.states, m.blockedReason)
+	for _, via := range []string{"insert", "requeue", "pass", "release"} {
 		m.receivedTotal.WithLabelValues(via)
 	}
 	for _, r := range []string{"not_transactional", "unknown_probe", "malformed", "unknown_id", "foreign"} {

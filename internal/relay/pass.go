@@ -89,13 +89,14 @@ func (l *line) publishPage(page []event.Event) {
 		return
 	}
 	for i := range page {
-		page[i].Seq = l.ledger.Track()
+		page[i].Seq = l.track()
+		l.identify(&page[i])
 		l.passed[page[i].ID] = true
 		l.bytes += int64(page[i].Bytes)
 	}
 	l.m.receivedVia("pass", len(page))
 	l.board.tookIn()
-	l.parts.Publisher.Publish(page)
+	l.admit(page)
 	l.flush()
 	l.measure()
 }

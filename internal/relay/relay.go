@@ -38,6 +38,9 @@ type Config struct {
 	DrainTimeout   time.Duration
 	ReconcileEvery time.Duration // between two rounds
 	CheckEvery     time.Duration // between two checks of the server
+	Tick           time.Duration // between two looks for held rows to be released
+	SweepEvery     time.Duration // between two looks at all aggregates with parked rows
+	HeldRetry      time.Duration // until an event without a place in an order is tried again when its partition does not answer
 	ProbeEvery     time.Duration // between two probes that show that the slot delivers
 	// Beats gets the beats of the line and of the loop that starts sessions.
 	// It may be nil.

@@ -116,7 +116,7 @@ func (l *line) requeued(content []byte) {
 		l.m.ignored("malformed")
 		return
 	}
-	l.requeues = append(l.requeues, event.Ref{Seq: l.ledger.Track(), ID: id, XID: l.xid})
+	l.requeues = append(l.requeues, event.Ref{Seq: l.track(), ID: id, XID: l.xid})
 	l.measure()
 }
 
@@ -176,8 +176,13 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 		switch {
 		case found[i].Fate != event.FatePublish:
 			settled = append(settled, refs[i].ID)
-		case l.requeuedInFlight[ev.ID] != ev.Due:
+		case l.requeuedInFlight[ev.ID] == ev.Due: // it is in flight already
+		default:
 			l.requeuedInFlight[ev.ID] = ev.Due
+			if !l.mayGo(ev, found[i].Behind) {
+				l.hold(ev.Ref)
+				continue
+			}
 			l.bytes += int64(ev.Bytes)
 			due = append(due, *ev)
 			continue
@@ -185,6 +190,7 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 		if found[i].Fate == event.FateGone {
 			l.m.ignored("unknown_id")
 		}
+		l.answered(refs[i])
 		if err := l.resolve(refs[i : i+1]); err != nil {
 			return err
 		}
@@ -198,7 +204,21 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 		l.parts.Publisher.Publish(due)
 		l.flush()
 	}
+	l.writeHolds()
 	l.measure()
 	l.breathe()
-	return nil
+	return l.broken
+}
+
+// mayGo reports whether a requeued row is its aggregate's first. Whichever way,
+// later events of the aggregate wait for it.
+func (l *line) mayGo(ev *event.Event, behind bool) bool {
+	l.identify(ev)
+	if !ev.Ordered {
+		return true
+	}
+	if _, known := l.gate.marks[ev.Aggregate]; !known {
+		l.gate.block(ev.Aggregate, 0)
+	}
+	return !behind && l.gate.clear(ev.Aggregate, positionOf(&ev.Ref), l.handed.First())
 }

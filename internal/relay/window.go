@@ -72,13 +72,14 @@ func (l *line) lookedUp(fates []event.Fate) error {
 			continue
 		}
 		l.bytes -= int64(l.batch[i].Bytes)
+		l.answered(l.batch[i].Ref)
 		if err := l.resolve([]event.Ref{l.batch[i].Ref}); err != nil {
 			return err
 		}
 	}
 	l.m.skipped(len(fates) - len(fresh))
 	if len(fresh) > 0 {
-		l.parts.Publisher.Publish(fresh)
+		l.admit(fresh)
 	}
 	l.batch = l.batch[:0]
 	if l.full {
@@ -88,5 +89,5 @@ func (l *line) lookedUp(fates []event.Fate) error {
 	if l.window.passed {
 		l.closeWindow()
 	}
-	return nil
+	return l.broken
 }
