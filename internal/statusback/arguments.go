@@ -24,20 +24,42 @@ func arguments(f form, writes []write) []any {
 	if f == formRequeued {
 		return []any{ids, seen}
 	}
-	lsns, codes, messages := make([]*string, len(writes)), make([]string, len(writes)), make([]string, len(writes))
-	delays := make([]int64, len(writes))
+	lsns := lsnsOf(writes)
+	switch f {
+	case formHeld:
+		return []any{ids, seen, lsns}
+	case formLater:
+		return []any{ids, seen, lsns, delaysOf(writes)}
+	}
+	codes, messages := make([]string, len(writes)), make([]string, len(writes))
 	for i := range writes {
-		p := writes[i].park
-		if p.CommitLSN != 0 { // else it is not known
-			lsn := p.CommitLSN.String()
-			lsns[i] = &lsn
-		}
-		codes[i], messages[i], delays[i] = p.Failure.Code, p.Failure.Message, p.Delay.Microseconds()
+		codes[i], messages[i] = writes[i].park.Failure.Code, writes[i].park.Failure.Message
 	}
 	if f == formFail {
 		return []any{ids, seen, lsns, codes, messages}
 	}
-	return []any{ids, seen, lsns, codes, messages, delays}
+	return []any{ids, seen, lsns, codes, messages, delaysOf(writes)}
+}
+
+// lsnsOf are the commit positions as text, nil where it is not known.
+func lsnsOf(writes []write) []*string {
+	lsns := make([]*string, len(writes))
+	for i := range writes {
+		if at := writes[i].CommitLSN; at != 0 {
+			text := at.String()
+			lsns[i] = &text
+		}
+	}
+	return lsns
+}
+
+// delaysOf are the delays in microseconds.
+func delaysOf(writes []write) []int64 {
+	delays := make([]int64, len(writes))
+	for i := range writes {
+		delays[i] = writes[i].park.Delay.Microseconds()
+	}
+	return delays
 }
 
 // idArray is the ids of writes as a bigint[]. The driver asks for one element

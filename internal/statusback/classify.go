@@ -72,6 +72,7 @@ type rowState struct {
 	visible bool // the event's transaction is
 	status  outbox.Status
 	due     event.Due
+	placed  bool // it has a commit position
 }
 
 // fate is what becomes of a write that changed nothing.
@@ -82,6 +83,7 @@ const (
 	invisible             // its transaction is not visible yet
 	settled               // the row moved on, or was parked or requeued by somebody else
 	gone                  // the row is deleted
+	unplaced              // it cannot be held: it has no commit position to be released from
 )
 
 // classify is pure. What is not visible yet says nothing about the row, which
@@ -94,6 +96,8 @@ func classify(w write, row rowState) fate {
 		return gone
 	case row.status != outbox.Ready || row.due != w.Due:
 		return settled
+	case w.form() == formHeld && w.CommitLSN == 0 && !row.placed:
+		return unplaced
 	}
 	return unchanged
 }

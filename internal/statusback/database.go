@@ -122,11 +122,12 @@ func (d *database) look(ctx context.Context, writes []write) (findings, error) {
 	}
 	var f findings
 	err := d.query(ctx, d.sql.look, append(d.fence(), idArray(writes), xids), func(rows pgx.Rows) error {
-		var found, visible bool
+		var found, visible, placed bool
 		var status pgtype.Int2
 		var due pgtype.Timestamptz
-		_, err := pgx.ForEachRow(rows, []any{&f.leads, &found, &visible, &status, &due}, func() error {
-			f.rows = append(f.rows, rowState{found: found, visible: visible, status: outbox.Status(status.Int16), due: dueOf(due)})
+		_, err := pgx.ForEachRow(rows, []any{&f.leads, &found, &visible, &status, &due, &placed}, func() error {
+			f.rows = append(f.rows, rowState{
+				found: found, visible: visible, status: outbox.Status(status.Int16), due: dueOf(due), placed: placed})
 			return nil
 		})
 		return err

@@ -1,5 +1,6 @@
 // Package statusback writes what became of events to their rows: SENT after
-// the broker's ack, and the attempt of an event that could not be published.
+// the broker's ack, the attempt of an event that could not be published, and
+// the hold of one that has to wait for others.
 //
 // One statement is in flight at a time, in a transaction of its own, on a
 // connection of its own. Each statement locks the slot's fence row FOR SHARE
@@ -13,7 +14,8 @@
 // is proved deleted is resolved; one that is locked or not visible yet is
 // tried again. So repeating a statement whose answer was lost is harmless, and
 // that is what happens when the connection fails. An event is reported as
-// resolved only after the commit that settled its row (I4, I6).
+// resolved only after the commit that settled its row (I4, I6). Writes of one
+// row that follow its parking are made in the order in which they came.
 //
 // A row that cannot be written, because a trigger of the user's raises for it,
 // is tried again slowly and reported as trouble; all others go on.

@@ -33,21 +33,28 @@ func TestConnectionKilled(t *testing.T) {
 	})
 }
 
+// throughProxy makes a recorder whose connection can lose answers. A first row
+// is SENT, so the connection is there.
+func throughProxy(t *testing.T, db *pgtest.DB) (p *proxy, f *fixture, first []event.Ref) {
+	t.Helper()
+	server, err := url.Parse(db.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p = newProxy(t, server.Host)
+	f = setup(t, db, func(c *statusback.Config) { c.Database.DSN = strings.Replace(db.DSN, server.Host, p.address(), 1) })
+	first = f.insert(t, 1)
+	f.Sent(first)
+	f.out.waitResolved(t, first)
+	return p, f, first
+}
+
 // TestLostAnswer: the statement is committed, its answer is lost, and before
 // it is repeated the row is replayed, or fails at its consumer. Both survive.
 func TestLostAnswer(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
-		server, err := url.Parse(db.DSN)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := newProxy(t, server.Host)
-		f := setup(t, db, func(c *statusback.Config) { c.Database.DSN = strings.Replace(db.DSN, server.Host, p.address(), 1) })
-		first := f.insert(t, 1) // a statement that works, so that the connection is there
-		f.Sent(first)
-		f.out.waitResolved(t, first)
-
+		p, f, first := throughProxy(t, db)
 		p.swallow()
 		refs := f.insert(t, 3)
 		f.Sent(refs)

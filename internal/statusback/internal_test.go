@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"pgregory.net/rapid"
@@ -74,10 +75,41 @@ func TestClassify(t *testing.T) {
 		{"deleted", event.Due{}, rowState{visible: true}, gone},
 		{"not there yet", event.Due{}, rowState{}, invisible},
 		{"there in an older version", at, rowState{found: true, due: event.DueInfinity()}, invisible},
+		{"released and sent", event.DueInfinity(), rowState{found: true, visible: true, status: outbox.Sent}, settled},
+		{"released, as it was", event.DueInfinity(), rowState{found: true, visible: true, due: event.DueInfinity(), placed: true}, unchanged},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			if got := classify(write{Ref: event.Ref{Due: test.due}}, test.row); got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+// A row can be held if it has a place, or gets one.
+func TestClassifyAHold(t *testing.T) {
+	t.Parallel()
+	row, placed := rowState{found: true, visible: true}, rowState{found: true, visible: true, placed: true}
+	for _, test := range []struct {
+		name   string
+		action event.Action
+		lsn    pglogrepl.LSN
+		row    rowState
+		want   fate
+	}{
+		{"no place", event.ParkHeld, 0, row, unplaced},
+		{"a place of the row's own", event.ParkHeld, 0, placed, unchanged},
+		{"a place of the event's", event.ParkHeld, 5, row, unchanged},
+		{"not visible yet", event.ParkHeld, 0, rowState{}, invisible},
+		{"sent", event.ParkHeld, 0, rowState{found: true, visible: true, status: outbox.Sent}, settled},
+		{"later", event.ParkLater, 0, row, unchanged},
+		{"retried", event.ParkRetry, 0, row, unchanged},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			w := write{Ref: event.Ref{CommitLSN: test.lsn}, park: &event.Park{Action: test.action}}
+			if got := classify(w, test.row); got != test.want {
 				t.Errorf("got %d, want %d", got, test.want)
 			}
 		})
@@ -112,12 +144,16 @@ func TestSplit(t *testing.T) {
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	park, fail := &event.Park{}, &event.Park{Action: event.ParkFailed}
+	hold, later := &event.Park{Action: event.ParkHeld}, &event.Park{Action: event.ParkLater}
 	due := event.DueAtMicros(1)
 	want := []write{
 		{Ref: event.Ref{ID: 1}}, {Ref: event.Ref{ID: 9}},
 		{Ref: event.Ref{ID: 2, Due: due}}, {Ref: event.Ref{ID: 8, Due: due}},
 		{Ref: event.Ref{ID: 3}, park: park}, {Ref: event.Ref{ID: 7, Due: due}, park: park},
 		{Ref: event.Ref{ID: 4}, park: fail},
+		{Ref: event.Ref{ID: 2, Due: due}, park: hold}, {Ref: event.Ref{ID: 3}, park: hold},
+		{Ref: event.Ref{ID: 1}, park: later},
+		{Ref: event.Ref{ID: 1, Due: event.DueInfinity()}, park: hold},
 		{Ref: event.Ref{ID: 5}, why: whyLocked}, {Ref: event.Ref{ID: 6}, why: whyLocked},
 	}
 	got := slices.Clone(want)

@@ -61,16 +61,17 @@ func TestLockedRow(t *testing.T) {
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		f := setup(t, db)
 		refs := f.insert(t, 100)
-		requeued, retried, failed := f.insert(t, 2), f.insert(t, 2), f.insert(t, 2)
+		requeued, retried, failed, held, later := f.insert(t, 2), f.insert(t, 2), f.insert(t, 2), f.insert(t, 2), f.insert(t, 2)
 		due := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 		f.exec(t, "UPDATE outbox SET next_attempt_at = $1 WHERE id = ANY ($2)", due, ids(requeued))
-		locked := []int64{refs[40].ID, requeued[0].ID, retried[0].ID, failed[0].ID}
+		locked := []int64{refs[40].ID, requeued[0].ID, retried[0].ID, failed[0].ID, held[0].ID, later[0].ID}
 		lock := f.begin(t, "SELECT FROM outbox WHERE id = ANY ($1) FOR UPDATE", locked)
 		f.Sent(refs)
 		f.Sent(withDue(requeued, due))
 		f.Park(parksOf(retried, event.ParkRetry))
 		f.Park(parksOf(failed, event.ParkFailed))
-		others := without(locked, refs, requeued, retried, failed)
+		f.Park(append(parksOf(held, event.ParkHeld), parksOf(later, event.ParkLater)...))
+		others := without(locked, refs, requeued, retried, failed, held, later)
 		f.out.waitResolved(t, others)
 
 		f.out.waitTrouble(t, "table.locked")
@@ -79,13 +80,13 @@ func TestLockedRow(t *testing.T) {
 		f.out.waitResolved(t, others, more)
 
 		commit(t, lock)
-		f.out.waitResolved(t, refs, requeued, retried, failed, more)
+		f.out.waitResolved(t, refs, requeued, retried, failed, held, later, more)
 		f.out.waitTrouble(t, "")
 		if n := f.count(t, "send_status = 2"); n != len(refs)+len(requeued)+len(more) {
 			t.Errorf("%d rows are SENT", n)
 		}
-		if n := f.count(t, "attempts = 1 AND next_attempt_at IS NOT NULL AND id = ANY (ARRAY["+id(retried[0])+","+id(failed[0])+"])"); n != 2 {
-			t.Errorf("%d of 2 locked rows are parked", n)
+		if n := f.count(t, "next_attempt_at IS NOT NULL AND commit_lsn IS NOT NULL"); n != 8 {
+			t.Errorf("%d of 8 rows are parked", n)
 		}
 	})
 }

@@ -23,8 +23,10 @@ const (
 )
 
 // targets are the states meant for a row, as the label of
-// status_writes_total.
-var targets = [forms]string{formSent: "SENT", formRequeued: "SENT", formRetry: "RETRY", formFail: "FAILED"}
+// status_writes_total. HELD is all that is parked without an attempt, until
+// its release or until a time.
+var targets = [forms]string{formSent: "SENT", formRequeued: "SENT", formRetry: "RETRY", formFail: "FAILED",
+	formHeld: "HELD", formLater: "HELD", formKept: "HELD"}
 
 // NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {

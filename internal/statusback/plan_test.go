@@ -27,8 +27,16 @@ func TestPlans(t *testing.T) {
 	}
 	fence := "'s', 1, '00000000-0000-0000-0000-000000000000', '{" + strings.Join(list, ",") + "}'"
 	const seen = ", array_fill('2026-01-02'::timestamptz, ARRAY[2000])"
-	const park = ", array_fill('0/5'::text, ARRAY[2000]), array_fill('c'::text, ARRAY[2000]), array_fill('m'::text, ARRAY[2000])"
-	more := [forms]string{formRequeued: seen, formRetry: seen + park + ", array_fill(1::bigint, ARRAY[2000])", formFail: seen + park}
+	const lsns = ", array_fill('0/5'::text, ARRAY[2000])"
+	const failures = ", array_fill('c'::text, ARRAY[2000]), array_fill('m'::text, ARRAY[2000])"
+	const delays = ", array_fill(1::bigint, ARRAY[2000])"
+	more := [formKept]string{
+		formRequeued: seen,
+		formRetry:    seen + lsns + failures + delays,
+		formFail:     seen + lsns + failures,
+		formHeld:     seen + lsns,
+		formLater:    seen + lsns + delays,
+	}
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		db.Migrate(t, "public")
 		conn, _, err := pg.Connect(t.Context(), newDatabase(Config{Database: pg.Options{DSN: db.DSN}, Table: table}, discard, nil).options, nil)
@@ -44,7 +52,7 @@ func TestPlans(t *testing.T) {
 			}
 			calls[name] = "EXPLAIN EXECUTE " + name + "(" + args + ")"
 		}
-		for f := range forms {
+		for f := range formKept {
 			prepare(fmt.Sprintf("wait%d", f), s.wait[f], fence+more[f])
 			prepare(fmt.Sprintf("skip%d", f), s.skip[f], fence+more[f])
 		}
@@ -56,7 +64,8 @@ func TestPlans(t *testing.T) {
 		}
 		check("empty")
 		db.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, next_attempt_at)
-			SELECT 't', 'a', 'e', CASE WHEN i % 3 = 0 THEN '2026-01-02'::timestamptz END FROM generate_series(1, 20000) i`)
+			SELECT 't', 'a', 'e', CASE WHEN i % 3 = 0 THEN '2026-01-02'::timestamptz END FROM generate_series(1, 20000) i;
+			UPDATE outbox SET commit_lsn = '0/5', next_attempt_at = 'infinity' WHERE id % 4 = 0`)
 		check("full")
 		db.Exec(t, "ANALYZE outbox")
 		check("analysed")

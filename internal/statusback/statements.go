@@ -11,8 +11,8 @@ const slotTable = "cdc_relay_slot"
 // statements are the texts for one table. Every update has $1 slot, $2 epoch,
 // $3 owner and $4 ids, ascending.
 type statements struct {
-	wait [forms]string // waits for row locks, up to lock_timeout
-	skip [forms]string // leaves locked rows out
+	wait [formKept]string // waits for row locks, up to lock_timeout
+	skip [formKept]string // leaves locked rows out
 	look string
 }
 
@@ -22,9 +22,11 @@ const (
 	setSent  = `send_status = 2, sent_at = now(), attempts = 0, next_attempt_at = NULL, commit_lsn = NULL`
 	setRetry = `send_status = 0, next_attempt_at = now() + v.delay_us * interval '1 microsecond', ` + setAttempt
 	setFail  = `send_status = 3, next_attempt_at = 'infinity', ` + setAttempt
+	setHeld  = `next_attempt_at = 'infinity', ` + setPlace
+	setLater = `next_attempt_at = now() + v.delay_us * interval '1 microsecond', ` + setPlace
 
-	setAttempt = `attempts = o.attempts + 1, commit_lsn = coalesce(o.commit_lsn, v.lsn::pg_lsn),
-       error_code = v.code, error_message = v.message`
+	setAttempt = `attempts = o.attempts + 1, error_code = v.code, error_message = v.message, ` + setPlace
+	setPlace   = `commit_lsn = coalesce(o.commit_lsn, v.lsn::pg_lsn)`
 )
 
 // What an update joins. Naming the ids twice, as an array and by the join,
@@ -36,18 +38,25 @@ const (
        AS v (id, seen, lsn, code, message, delay_us)`
 	joinFail = `unnest($4::bigint[], $5::timestamptz[], $6::text[], $7::text[], $8::text[])
        AS v (id, seen, lsn, code, message)`
+	joinHeld  = `unnest($4::bigint[], $5::timestamptz[], $6::text[]) AS v (id, seen, lsn)`
+	joinLater = `unnest($4::bigint[], $5::timestamptz[], $6::text[], $7::bigint[]) AS v (id, seen, lsn, delay_us)`
 
 	guardStream = `o.send_status = 0 AND o.next_attempt_at IS NULL`
 	guardSeen   = `o.id = v.id AND o.send_status = 0 AND o.next_attempt_at IS NOT DISTINCT FROM v.seen`
+	// guardHeld leaves out a row that would be held without a place to be
+	// released from: the table's CHECK would fail the whole statement.
+	guardHeld = guardSeen + ` AND coalesce(o.commit_lsn, v.lsn::pg_lsn) IS NOT NULL`
 )
 
 func newStatements(table pg.Table) statements {
 	var s statements
-	for f, part := range [forms]struct{ set, join, guard string }{
+	for f, part := range [formKept]struct{ set, join, guard string }{
 		formSent:     {setSent, "", guardStream},
 		formRequeued: {setSent, joinRequeued, guardSeen},
 		formRetry:    {setRetry, joinRetry, guardSeen},
 		formFail:     {setFail, joinFail, guardSeen},
+		formHeld:     {setHeld, joinHeld, guardHeld},
+		formLater:    {setLater, joinLater, guardSeen},
 	} {
 		s.wait[f] = updateWaiting(table, part.set, part.join, part.guard)
 		s.skip[f] = updateSkipping(table, part.set, part.join, part.guard)
@@ -56,7 +65,7 @@ func newStatements(table pg.Table) statements {
 SELECT EXISTS (SELECT 1 FROM %s WHERE slot = $1 AND epoch = $2 AND owner = $3),
        o.id IS NOT NULL,
        coalesce(pg_visible_in_snapshot(v.xid::xid8, pg_current_snapshot()), true),
-       o.send_status, o.next_attempt_at
+       o.send_status, o.next_attempt_at, o.commit_lsn IS NOT NULL
   FROM unnest($4::bigint[], $5::text[]) WITH ORDINALITY AS v (id, xid, n)
   LEFT JOIN %s o ON o.id = v.id AND o.id = ANY ($4)
  ORDER BY v.n`, table.Sibling(slotTable).Ident(), table.Ident())

@@ -3,6 +3,7 @@ package statusback
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -64,6 +65,7 @@ type Recorder struct {
 	db  *database
 
 	// owned by the goroutine in Run
+	sequence sequence // what waits for an earlier write of its row
 	later    waitlist // to be tried again at a time
 	refused  refusals // rows that cannot be written
 	denied   *fault.Blocked
@@ -89,20 +91,23 @@ func New(cfg Config, out Outcomes, log *slog.Logger, m *Metrics) (*Recorder, err
 		return nil, errors.New("recorder of row states: want 1 <= batch <= largest batch, interval >= 0")
 	}
 	log = log.With("slot", cfg.Slot)
-	return &Recorder{cfg: cfg, out: out, log: log, m: m, box: newMailbox(), db: newDatabase(cfg, log, m)}, nil
+	return &Recorder{cfg: cfg, out: out, log: log, m: m, box: newMailbox(), db: newDatabase(cfg, log, m), sequence: sequence{}}, nil
 }
 
 // Sent takes acknowledged events over, to be written as SENT. It does not
-// block; the bound is what the caller has in flight.
+// block; the bound is what the caller has in flight. A ref whose row was handed
+// to Park before names the next_attempt_at that this leaves, and is written
+// after it.
 func (r *Recorder) Sent(refs []event.Ref) { r.box.sent(refs) }
 
-// Park takes failed events over, and the slice with them, to be written with
-// their attempt. It does not block.
+// Park takes events over, and the slice with them, whose rows are to be parked:
+// with their attempt, or without one. It does not block.
 func (r *Recorder) Park(parks []event.Park) { r.box.park(parks) }
 
 // Run writes until ctx ends, and then returns nil after the statement in
-// flight; what is not written by then is unresolved. Its only error wraps
-// fault.ErrFenced: the epoch has moved, or the server is another one.
+// flight; what is not written by then is unresolved. Its error wraps
+// fault.ErrFenced when the epoch has moved, or the server is another one; any
+// other one says that an event was to be held without a commit position.
 func (r *Recorder) Run(ctx context.Context) error {
 	defer r.db.close()
 	timer := time.NewTimer(0)
@@ -149,7 +154,7 @@ func (r *Recorder) runOnce(ctx context.Context, batch *[]write) error {
 	}
 	if at := r.box.due(r.cfg); !at.IsZero() && !now.Before(at) {
 		*batch = r.box.take(*batch)
-		if err := r.writeAll(ctx, *batch); err != nil {
+		if err := r.writeAll(ctx, r.sequence.enter(*batch)); err != nil {
 			return err
 		}
 	}
@@ -181,13 +186,18 @@ func (r *Recorder) writeAll(ctx context.Context, writes []write) error {
 // attempt writes rows of one kind with one statement and settles what became
 // of each. Its only error is that of Run.
 func (r *Recorder) attempt(ctx context.Context, writes []write) error {
+	f := writes[0].form()
+	if f == formKept {
+		r.m.count(f, resultOK, len(writes))
+		r.finish(f, refsOf(writes))
+		return nil
+	}
 	skip := writes[0].locked()
 	changed, err := r.db.update(ctx, writes, skip)
 	if verdictOf(err) == lockedOut && !skip {
 		skip = true // a locked row must not hold the others back
 		changed, err = r.db.update(ctx, writes, skip)
 	}
-	f := writes[0].form()
 	switch verdictOf(err) {
 	case wrote:
 		r.denied = nil
@@ -226,15 +236,28 @@ func (r *Recorder) settle(ctx context.Context, writes []write, changed []int64, 
 			rest = append(rest, w)
 		}
 	})
-	r.m.count(writes[0].form(), resultOK, len(resolved))
+	f := writes[0].form()
+	r.m.count(f, resultOK, len(resolved))
 	var err error
 	if len(rest) > 0 {
 		resolved, err = r.investigate(ctx, rest, skipped, resolved)
 	}
+	r.finish(f, resolved)
+	return err
+}
+
+// finish reports rows that are settled, and has tried what waited for that.
+func (r *Recorder) finish(f form, resolved []event.Ref) {
+	if f.parks() {
+		var next []write
+		for i := range resolved {
+			next = append(next, r.sequence.leave(resolved[i].ID)...)
+		}
+		r.later.again(r.sequence.enter(next))
+	}
 	if len(resolved) > 0 {
 		r.out.Resolved(resolved)
 	}
-	return err
 }
 
 // investigate asks about rows that were not changed, and appends those to
@@ -258,7 +281,11 @@ func (r *Recorder) investigate(ctx context.Context, rest []write, skipped bool, 
 		return resolved, nil
 	}
 	for i, w := range rest {
-		if r.sort(w, found.rows[i], skipped) {
+		done, err := r.sort(w, found.rows[i], skipped)
+		if err != nil {
+			return resolved, err
+		}
+		if done {
 			resolved = append(resolved, w.Ref)
 		}
 	}
@@ -266,17 +293,21 @@ func (r *Recorder) investigate(ctx context.Context, rest []write, skipped bool, 
 }
 
 // sort says whether a row that was not changed is resolved, counts it, and has
-// it tried again if not.
-func (r *Recorder) sort(w write, row rowState, skipped bool) (resolved bool) {
+// it tried again if not. Its error is that of Run.
+func (r *Recorder) sort(w write, row rowState, skipped bool) (resolved bool, err error) {
 	one := []write{w}
 	switch classify(w, row) {
 	case settled:
 		r.m.count(w.form(), resultStale, 1)
-		return true
+		return true, nil
 	case gone:
 		r.m.count(w.form(), resultGone, 1)
 		r.m.gone.Inc()
-		return true
+		return true, nil
+	case unplaced:
+		r.m.count(w.form(), resultError, 1)
+		return false, fmt.Errorf("holding outbox row %d: neither the event nor the row has a commit position, so it could never be released; "+
+			"the slot delivers the event again", w.ID)
 	case invisible:
 		r.m.count(w.form(), resultInvisible, 1)
 		r.later.add(one, whyInvisible)
@@ -288,7 +319,7 @@ func (r *Recorder) sort(w write, row rowState, skipped bool) (resolved bool) {
 			r.later.add(one, whyUnchanged)
 		}
 	}
-	return false
+	return false, nil
 }
 
 // report tells the outcome of this pass to people, when it changes.

@@ -237,6 +237,12 @@ func TestStaleEpoch(t *testing.T) {
 		{"failed", "epoch = epoch + 1", event.Due{}, func(f *fixture, ref event.Ref) {
 			f.Park([]event.Park{{Ref: ref, Action: event.ParkFailed}})
 		}},
+		{"held", "epoch = epoch + 1", event.Due{}, func(f *fixture, ref event.Ref) {
+			f.Park([]event.Park{{Ref: ref, Action: event.ParkHeld}})
+		}},
+		{"later", "epoch = epoch + 1", event.DueAt(due), func(f *fixture, ref event.Ref) {
+			f.Park([]event.Park{{Ref: ref, Action: event.ParkLater, Delay: time.Hour}})
+		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

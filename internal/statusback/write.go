@@ -33,22 +33,37 @@ type form uint8
 const (
 	formSent     form = iota // SENT of what came from the stream
 	formRequeued             // SENT of what was parked before
-	formRetry                // parked until a time
+	formRetry                // parked until a time, with an attempt
 	formFail                 // parked as FAILED
+	formHeld                 // parked for its release
+	formLater                // parked until a time, without an attempt
+	formKept                 // held already, as last seen: the kind that needs no statement
 	forms        = iota
 )
 
 func (w *write) form() form {
-	switch {
-	case w.park != nil && w.park.Action == event.ParkFailed:
-		return formFail
-	case w.park != nil:
-		return formRetry
-	case w.Due.IsNull():
-		return formSent
+	if w.park == nil {
+		if w.Due.IsNull() {
+			return formSent
+		}
+		return formRequeued
 	}
-	return formRequeued
+	switch w.park.Action {
+	case event.ParkFailed:
+		return formFail
+	case event.ParkLater:
+		return formLater
+	case event.ParkHeld:
+		if w.Due.IsInfinity() {
+			return formKept
+		}
+		return formHeld
+	}
+	return formRetry
 }
+
+// parks says that this kind parks a row.
+func (f form) parks() bool { return f != formSent && f != formRequeued }
 
 // locked says that the row was locked when it was last tried: it must not be
 // waited for again.
@@ -66,6 +81,14 @@ func order(writes []write) {
 		}
 		return cmp.Or(cmp.Compare(a.form(), b.form()), cmp.Compare(a.ID, b.ID))
 	})
+}
+
+func refsOf(writes []write) []event.Ref {
+	refs := make([]event.Ref, len(writes))
+	for i := range writes {
+		refs[i] = writes[i].Ref
+	}
+	return refs
 }
 
 // split walks writes, which are ordered by id, and tells of each whether its
