@@ -193,7 +193,7 @@ var recordKeys = []key{
 }
 
 var failureKeys = []key{
-	entry("failure.on_failure", "continue", "later events of a failed event's aggregate: block (they wait for it) or continue (they pass it)",
+	entry("failure.on_failure", "block", "later events of a failed event's aggregate: block (they wait for it) or continue (they pass it)",
 		func(c *Config) *string { return &c.Failure.OnFailure }, isOnFailure),
 	entry("failure.by_type", "", "aggregate type -> block or continue",
 		func(c *Config) *map[string]string { return &c.Failure.ByType }, areAggregateTypes, areOnFailure),
