@@ -92,6 +92,21 @@ func (g *gate) block(hash uint64, next event.Seq) {
 	g.marks[hash] = mark{upTo: next, round: g.round, silent: g.marks[hash].silent}
 }
 
+// park takes note of a row on its way to be parked. The sweep that runs may be
+// past its place.
+func (g *gate) park(ref *event.Ref) {
+	a := g.at(ref.Aggregate)
+	a.parking[ref.Seq] = positionOf(ref)
+	a.parked = true
+	if g.parkedMeanwhile != nil {
+		g.parkedMeanwhile[ref.Aggregate] = true
+	}
+	if m, known := g.marks[ref.Aggregate]; known {
+		m.round = g.round
+		g.marks[ref.Aggregate] = m
+	}
+}
+
 // clear reports whether a row of an aggregate may go out, if no earlier one is
 // parked in the table: no earlier one is on its way to be parked either.
 func (g *gate) clear(hash uint64, p position, answered event.Seq) bool {
@@ -212,19 +227,14 @@ func (l *line) forgetWaiting(a *aggregate) {
 
 // hold lets an event wait on its row, which writeHolds writes.
 func (l *line) hold(ref event.Ref) {
-	l.answered(ref)
+	l.answered(ref.Seq)
 	l.park(event.Park{Ref: ref, Action: event.ParkHeld})
 }
 
 // park notes a row to be parked; writeHolds hands those on.
 func (l *line) park(p event.Park) {
 	if p.Ordered {
-		a := l.gate.at(p.Aggregate)
-		a.parking[p.Seq] = positionOf(&p.Ref)
-		a.parked = true
-		if l.gate.parkedMeanwhile != nil {
-			l.gate.parkedMeanwhile[p.Aggregate] = true
-		}
+		l.gate.park(&p.Ref)
 	}
 	l.parks = append(l.parks, p)
 }
@@ -268,7 +278,7 @@ func (l *line) heldBack(h held) {
 	var guard []uint64
 	for i := range h.refs {
 		ref := &h.refs[i]
-		l.answered(*ref)
+		l.answered(ref.Seq)
 		l.bytes -= int64(ref.Bytes)
 		if !ref.Ordered {
 			l.park(event.Park{Ref: *ref, Action: event.ParkLater, Delay: l.cfg.HeldRetry})
@@ -303,7 +313,7 @@ func (l *line) guard(aggregates []uint64) {
 // row is known well enough to be written.
 func (l *line) takeBack(ref *event.Ref) bool {
 	if ref.Seq != event.Untracked {
-		l.answered(*ref)
+		l.answered(ref.Seq)
 		l.bytes -= int64(ref.Bytes)
 		return true
 	}
@@ -311,6 +321,6 @@ func (l *line) takeBack(ref *event.Ref) bool {
 		return false // it is due again by itself
 	}
 	ref.Seq, ref.Due = l.track(), event.DueInfinity()
-	l.answered(*ref)
+	l.answered(ref.Seq)
 	return true
 }

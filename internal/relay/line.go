@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -208,6 +209,7 @@ func (l *line) advance(ctx context.Context) error {
 	l.advanceReconcile(ctx)
 	l.m.inflight(l.ledger.Pending(), l.bytes)
 	l.m.blocked.Set(float64(len(l.gate.marks)))
+	l.writeHolds()
 	l.accepting.Store(!l.full && !l.draining && l.pass == nil && !l.stuck)
 	return nil
 }
@@ -400,8 +402,8 @@ func (l *line) track() event.Seq {
 }
 
 // answered notes that the publisher is done with an event, or never gets it.
-func (l *line) answered(ref event.Ref) {
-	if err := l.handed.Resolve(ref.Seq); err != nil && l.broken == nil {
+func (l *line) answered(seq event.Seq) {
+	if err := l.handed.Resolve(seq); err != nil && l.broken == nil {
 		l.broken = fmt.Errorf("%w: an event was reported twice: %w", ErrInvariant, err)
 	}
 }
@@ -448,14 +450,15 @@ func (l *line) collect(ctx context.Context) error {
 // acked takes events that are in Kafka.
 func (l *line) acked(refs []event.Ref) {
 	l.measureEndToEnd(refs)
-	sent := refs[:0]
+	late := false
 	for i := range refs {
-		if l.takeBack(&refs[i]) {
-			sent = append(sent, refs[i])
-		}
+		late = !l.takeBack(&refs[i]) || late
 	}
-	if len(sent) > 0 {
-		l.parts.Recorder.Sent(sent)
+	if late {
+		refs = slices.DeleteFunc(refs, func(ref event.Ref) bool { return ref.Seq == event.Untracked })
+	}
+	if len(refs) > 0 {
+		l.parts.Recorder.Sent(refs)
 	}
 }
 

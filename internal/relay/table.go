@@ -190,7 +190,7 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 		if found[i].Fate == event.FateGone {
 			l.m.ignored("unknown_id")
 		}
-		l.answered(refs[i])
+		l.answered(refs[i].Seq)
 		if err := l.resolve(refs[i : i+1]); err != nil {
 			return err
 		}
