@@ -225,7 +225,7 @@ func (o *opener) parts(ctx context.Context, t *lease.Tenure, inbox *relay.Inbox,
 	}
 	publisher, err := sink.New(o.kafka, sink.Deps{
 		Outcomes: inbox.Publisher(),
-		Pins:     recovery.NewTopics(db, o.c.Outbox.Table.Schema),
+		Pins:     rows.Topics(),
 		Permit:   t.Permit,
 		Metrics:  o.sinkMetrics,
 		Log:      o.log,

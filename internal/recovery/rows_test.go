@@ -262,60 +262,6 @@ func TestXMax(t *testing.T) {
 	})
 }
 
-func TestPin(t *testing.T) {
-	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
-		_, conn := setup(t, db)
-		topics := NewTopics(connect(t, db), "public")
-		for _, step := range []struct {
-			topic         string
-			present, want int
-		}{
-			{"a", 12, 12},
-			{"a", 24, 12},
-			{"a", 6, 12},
-			{"b", 3, 3},
-		} {
-			got, err := topics.Pin(t.Context(), step.topic, step.present)
-			if err != nil || got != step.want {
-				t.Errorf("Pin(%s, %d) = %d, %v; want %d", step.topic, step.present, got, err, step.want)
-			}
-		}
-		if _, err := topics.Pin(t.Context(), "none", 0); err == nil {
-			t.Error("a count of 0 is pinned")
-		}
-		// Two instances at once: one waits for the other and takes its count.
-		tx, err := conn.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(t.Context(), "INSERT INTO public.cdc_relay_topic VALUES ('c', 7, NULL, now())"); err != nil {
-			t.Fatal(err)
-		}
-		pinned := make(chan int)
-		go func() {
-			got, err := topics.Pin(t.Context(), "c", 8)
-			if err != nil {
-				t.Errorf("Pin: %v", err)
-			}
-			pinned <- got
-		}()
-		watch := db.Conn(t)
-		pgtest.Eventually(t, "the second one to wait", func() bool {
-			var waiting bool
-			err := watch.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-				WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting)
-			return err == nil && waiting
-		}, func() string { return "not waiting" })
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if got := <-pinned; got != 7 {
-			t.Errorf("pinned %d, want the other instance's 7", got)
-		}
-	})
-}
-
 func TestBigintsAreEncodedWithoutAllocations(t *testing.T) {
 	m := pgtype.NewMap()
 	buf := make([]byte, 0, 1<<16)

@@ -34,8 +34,12 @@ type Config struct {
 	// UnknownTopicGrace is how long events wait for a topic that the cluster
 	// does not have, from the first time it said so.
 	UnknownTopicGrace time.Duration
+	// PartitionGrace is how long a partition may be without an answer while
+	// others get theirs, before its events are held on their rows. 0: for ever.
+	PartitionGrace time.Duration
 	// WaitingEvents and WaitingBytes end the wait for unknown topics early,
 	// once that much waits for all of them together. 0: no limit.
+	// They put off a repin that lets as much wait.
 	WaitingEvents int
 	WaitingBytes  int
 
@@ -62,8 +66,8 @@ func (c *Config) validate() error {
 	switch {
 	case len(c.Brokers) == 0:
 		return errors.New("at least one broker is required")
-	case c.Linger < 0 || c.WaitingEvents < 0 || c.WaitingBytes < 0:
-		return errors.New("a negative Linger, WaitingEvents or WaitingBytes")
+	case c.Linger < 0 || c.PartitionGrace < 0 || c.WaitingEvents < 0 || c.WaitingBytes < 0:
+		return errors.New("a negative Linger, PartitionGrace, WaitingEvents or WaitingBytes")
 	case c.BackoffMin > c.BackoffMax:
 		return errors.New("a BackoffMin above BackoffMax")
 	case c.Compression < record.None || c.Compression > record.Zstd:

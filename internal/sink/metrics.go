@@ -23,6 +23,7 @@ type Metrics struct {
 	identity   *prometheus.GaugeVec
 	partitions *prometheus.GaugeVec
 	connected  prometheus.Gauge
+	held       prometheus.Gauge
 
 	mu     sync.Mutex
 	labels map[string]bool // topics that have a label of their own
@@ -57,12 +58,15 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		connected: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cdc_relay_sink_connected", Help: "1 while Kafka brokers answer.",
 		}),
+		held: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "cdc_relay_partitions_held", Help: "Partitions whose events are held on their rows because they do not answer while others do.",
+		}),
 		labels: map[string]bool{},
 	}
 	for _, c := range []class{classRecord, classTopic, classBroker, classFence} {
 		m.errors.WithLabelValues(c.String())
 	}
-	reg.MustRegister(m.acked, m.topicAcked, m.requests, m.errors, m.duration, m.identity, m.partitions, m.connected)
+	reg.MustRegister(m.acked, m.topicAcked, m.requests, m.errors, m.duration, m.identity, m.partitions, m.connected, m.held)
 	return m
 }
 

@@ -50,7 +50,7 @@ func TestMetricsFromTheStart(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	NewMetrics(reg)
 	want := map[string]float64{
-		"events_acked_total{}": 0, "publish_requests_total{}": 0, "publish_duration_seconds{}": 0, "sink_connected{}": 0,
+		"events_acked_total{}": 0, "publish_requests_total{}": 0, "publish_duration_seconds{}": 0, "sink_connected{}": 0, "partitions_held{}": 0,
 		"publish_errors_total{class=record}": 0, "publish_errors_total{class=topic}": 0,
 		"publish_errors_total{class=broker}": 0, "publish_errors_total{class=fence}": 0,
 	}
@@ -86,7 +86,7 @@ func TestMetrics(t *testing.T) {
 			"publish_errors_total{class=broker}": 1, "publish_errors_total{class=fence}": 0,
 			"producer_identity{identity=idempotent}": 1, "producer_identity{identity=fenced}": 0, "producer_identity{identity=none}": 0,
 			"topic_partitions{kind=pinned,topic=t}": 1, "topic_partitions{kind=present,topic=t}": 4,
-			"sink_connected{}": 1,
+			"sink_connected{}": 1, "partitions_held{}": 0,
 		}
 		if diff := cmp.Diff(want, gather(t, reg)); diff != "" {
 			t.Errorf("series (-want +got):\n%s", diff)

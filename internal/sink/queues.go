@@ -17,6 +17,7 @@ import (
 type queues struct {
 	cfg      *Config
 	outcomes Outcomes
+	metrics  *Metrics
 	log      *slog.Logger
 	kick     chan struct{} // one slot: the watcher has something to look at
 
@@ -29,17 +30,13 @@ type queues struct {
 	free    []*record.Batch  // empty batches to reuse
 	freed   int              // bytes that free holds on to
 	waiting backlog          // of all topics together
-	refused []refusal        // to report when the lock is free
+	closed  aggregates       // of which something was refused or held and not guarded yet
+	silent  int              // partitions that are
+	reports reports
 }
 
 // backlog is an amount of events.
 type backlog struct{ events, bytes int }
-
-// refusal is a report to be made.
-type refusal struct {
-	refs    []event.Ref
-	failure event.Failure
-}
 
 // maxFree bounds what unused batches may hold on to, in bytes.
 const maxFree = 8 << 20
@@ -50,12 +47,14 @@ type topic struct {
 	rowMayName bool // a row's own topic column may say so
 	state      topicStatus
 	failure    event.Failure // why its events are refused (topicRefused)
-	partitions []*partition  // as many as pinned, from topicReady on
+	pinned     int           // partitions that keys are spread over, from topicReady on
+	partitions []*partition  // at least as many; a worker stays with its partition
 	waiting    []event.Event // copies, in order, until it is ready or refused
 	missing    time.Time     // since when the cluster does not have it; zero: it does
 	asked      int64         // when an event was last refused for it, milliseconds
 	maxBytes   int           // max.message.bytes; 0: not known
 	read       time.Time     // when maxBytes was asked for
+	resumed    time.Time     // when a drain was last given up
 }
 
 type topicStatus uint8
@@ -63,6 +62,7 @@ type topicStatus uint8
 const (
 	topicNew topicStatus = iota // not resolved: its events wait
 	topicReady
+	topicDraining // as topicNew, until its queues are empty
 	topicRefused
 )
 
@@ -76,16 +76,20 @@ type partition struct {
 	due     bool            // open is to be sent even if it is not full
 	dirty   bool            // listed in queues.dirty
 	started bool            // it has a worker
+	busy    bool            // the worker has a batch in its hands
+	failing bool            // and its last attempt failed
+	decided time.Time       // when the broker last decided about one
+	silent  bool            // its events are held: it does not answer while others do
 	wake    chan struct{}   // one slot: there is something to look at
 }
 
 // String names the partition for people.
 func (part *partition) String() string { return part.topic.name + "/" + strconv.Itoa(int(part.number)) }
 
-func newQueues(cfg *Config, format *record.Format, outcomes Outcomes, log *slog.Logger) *queues {
+func newQueues(cfg *Config, format *record.Format, deps Deps) *queues {
 	return &queues{
-		cfg: cfg, format: format, outcomes: outcomes, log: log,
-		kick: make(chan struct{}, 1), topics: map[string]*topic{},
+		cfg: cfg, format: format, outcomes: deps.Outcomes, metrics: deps.Metrics, log: deps.Log,
+		kick: make(chan struct{}, 1), topics: map[string]*topic{}, closed: aggregates{},
 	}
 }
 
@@ -107,17 +111,20 @@ func (q *queues) nudge() {
 // publish takes events over.
 func (q *queues) publish(events []event.Event, now time.Time) {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	millis := now.UnixMilli()
 	for i := range events {
 		q.put(&events[i], millis)
 	}
-	refused := q.takeRefused()
-	q.mu.Unlock()
-	q.report(refused)
+	q.report()
 }
 
 // put puts one event where it has to go. The lock is held.
 func (q *queues) put(e *event.Event, now int64) {
+	if q.isClosed(&e.Ref) {
+		q.hold(e.Ref, event.HeldByOrder)
+		return
+	}
 	q.name = q.format.AppendTopic(q.name[:0], e)
 	t := q.topics[string(q.name)]
 	if t == nil {
@@ -134,7 +141,7 @@ func (q *queues) put(e *event.Event, now int64) {
 		t.asked = now
 		q.refuse(e.Ref, t.failure)
 	default:
-		q.wait(t, e)
+		q.wait(t, e, now)
 	}
 }
 
@@ -164,7 +171,11 @@ func (q *queues) encode(t *topic, e *event.Event, now int64) {
 		q.refuse(e.Ref, *failure)
 		return
 	}
-	part := t.partitions[q.format.Partition(r, int32(len(t.partitions)))]
+	part := t.partitions[q.format.Partition(r, int32(t.pinned))]
+	if part.silent {
+		q.hold(e.Ref, event.HeldByPartition)
+		return
+	}
 	b := part.open
 	if b != nil && (b.Len() >= q.cfg.BatchRecords || b.Grown(r) > smaller(q.cfg.BatchBytes, t.maxBytes)) {
 		part.full = append(part.full, b)
@@ -185,15 +196,17 @@ func (q *queues) encode(t *topic, e *event.Event, now int64) {
 // smaller is the smaller of two limits, of which b may be 0: not known.
 func smaller(a, b int) int { return min(a, cmp.Or(b, a)) }
 
-// wait keeps a copy of e until its topic is resolved. The lock is held.
-func (q *queues) wait(t *topic, e *event.Event) {
-	t.waiting = append(t.waiting, copyEvent(e))
-	q.waiting.events++
-	q.waiting.bytes += int(e.Bytes)
+// wait keeps a copy of e until its topic can be used. The lock is held.
+func (q *queues) wait(t *topic, e *event.Event, now int64) {
+	q.putWaiting(t, []event.Event{copyEvent(e)})
 	tooMany := q.cfg.WaitingEvents > 0 && q.waiting.events > q.cfg.WaitingEvents ||
 		q.cfg.WaitingBytes > 0 && q.waiting.bytes > q.cfg.WaitingBytes
-	if tooMany && !t.missing.IsZero() {
+	switch {
+	case !tooMany:
+	case !t.missing.IsZero():
 		q.refuseTopic(t, failTopicUnknown(t.name))
+	case t.state == topicDraining:
+		q.resume(t, now)
 	}
 }
 
@@ -214,6 +227,15 @@ func copyEvent(e *event.Event) event.Event {
 	return c
 }
 
+// putWaiting adds copies to the waiting events of t. The lock is held.
+func (q *queues) putWaiting(t *topic, events []event.Event) {
+	t.waiting = append(t.waiting, events...)
+	q.waiting.events += len(events)
+	for i := range events {
+		q.waiting.bytes += int(events[i].Bytes)
+	}
+}
+
 // takeWaiting empties the queue of waiting events. The lock is held.
 func (q *queues) takeWaiting(t *topic) []event.Event {
 	events := t.waiting
@@ -230,14 +252,20 @@ func (q *queues) takeWaiting(t *topic) []event.Event {
 func (q *queues) refuseTopic(t *topic, f event.Failure) {
 	t.state, t.failure, t.asked = topicRefused, f, time.Now().UnixMilli()
 	for _, e := range q.takeWaiting(t) {
+		if q.isClosed(&e.Ref) {
+			q.hold(e.Ref, event.HeldByOrder)
+			continue
+		}
 		q.refuse(e.Ref, f)
 	}
 	q.log.Warn("refusing events until their topic can be used", "topic", t.name, "error_code", f.Code)
 }
 
-// openTopic lets events pass, first those that wait.
+// openTopic lets events pass, first those that wait, spread over so many
+// partitions.
 func (q *queues) openTopic(t *topic, pinned int, now time.Time) {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	if t.state == topicRefused {
 		q.log.Info("the topic can be used again", "topic", t.name)
 	}
@@ -245,14 +273,23 @@ func (q *queues) openTopic(t *topic, pinned int, now time.Time) {
 	for i := len(t.partitions); i < pinned; i++ {
 		t.partitions = append(t.partitions, &partition{topic: t, number: int32(i), wake: make(chan struct{}, 1)})
 	}
+	t.pinned = pinned
+	q.encodeWaiting(t, now.UnixMilli())
+	q.flushLocked()
+	q.report()
+}
+
+// encodeWaiting makes t ready and gives what waits to the partitions. The lock
+// is held.
+func (q *queues) encodeWaiting(t *topic, now int64) {
 	t.state = topicReady
 	for _, e := range q.takeWaiting(t) {
-		q.encode(t, &e, now.UnixMilli())
+		if q.isClosed(&e.Ref) {
+			q.hold(e.Ref, event.HeldByOrder)
+			continue
+		}
+		q.encode(t, &e, now)
 	}
-	q.flushLocked()
-	refused := q.takeRefused()
-	q.mu.Unlock()
-	q.report(refused)
 }
 
 // flush makes due what the partitions have got since the last flush.
@@ -291,6 +328,16 @@ func (q *queues) wake(part *partition) {
 func (q *queues) take(part *partition) *record.Batch {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	b := q.next(part)
+	part.busy = b != nil
+	if !part.busy && part.topic.state == topicDraining {
+		q.nudge()
+	}
+	return b
+}
+
+// next takes the next batch out of part's queue. The lock is held.
+func (q *queues) next(part *partition) *record.Batch {
 	if len(part.full) > 0 {
 		b := part.full[0]
 		n := copy(part.full, part.full[1:])
@@ -319,37 +366,13 @@ func (q *queues) newBatch() *record.Batch {
 	return b
 }
 
-// recycle takes back a batch whose bytes nobody can be reading any more.
-func (q *queues) recycle(b *record.Batch) {
+// recycleLocked takes back a batch whose bytes nobody can be reading any more.
+// The lock is held.
+func (q *queues) recycleLocked(b *record.Batch) {
 	b.Reset()
-	q.mu.Lock()
-	defer q.mu.Unlock()
 	if q.freed+b.Cap() <= maxFree {
 		q.free = append(q.free, b)
 		q.freed += b.Cap()
-	}
-}
-
-// refuse notes that an event is refused. The lock is held.
-func (q *queues) refuse(ref event.Ref, f event.Failure) {
-	if n := len(q.refused); n > 0 && q.refused[n-1].failure == f {
-		q.refused[n-1].refs = append(q.refused[n-1].refs, ref)
-		return
-	}
-	q.refused = append(q.refused, refusal{refs: []event.Ref{ref}, failure: f})
-}
-
-// takeRefused returns what report has to report. The lock is held.
-func (q *queues) takeRefused() []refusal {
-	refused := q.refused
-	q.refused = nil
-	return refused
-}
-
-// report reports refusals. The lock must be free: Outcomes is not ours.
-func (q *queues) report(refused []refusal) {
-	for _, r := range refused {
-		q.outcomes.Refused(r.refs, r.failure)
 	}
 }
 

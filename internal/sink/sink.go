@@ -37,7 +37,8 @@ import (
 )
 
 // Outcomes takes reports. Its methods are called from several goroutines and
-// must not block. They take the slices over.
+// must not block, nor call the Publisher: its lock may be held. They take the
+// slices over.
 type Outcomes interface {
 	// Acked reports events whose records are in the log (acks=all), those of
 	// a partition in order.
@@ -60,6 +61,12 @@ type Pins interface {
 	// Pin returns the pinned count, after pinning present if there was none.
 	// fault.ErrFenced ends the session; any other error may pass.
 	Pin(ctx context.Context, topic string, present int) (pinned int, err error)
+	// Wanted returns the counts that a person wants to be pinned instead, by
+	// topic. The map is the caller's.
+	Wanted(ctx context.Context) (map[string]int, error)
+	// Repin pins wanted, if that is still what is wanted, and returns what is
+	// pinned then. fault.ErrFenced ends the session; any other error may pass.
+	Repin(ctx context.Context, topic string, wanted int) (pinned int, err error)
 }
 
 // Deps are the parts that a Publisher works with. All but Pulse are required.
@@ -106,11 +113,11 @@ func assemble(cfg Config, deps Deps, b broker, c catalog, end func()) (*Publishe
 	if err != nil {
 		return nil, fmt.Errorf("configuring Kafka records: %w", err)
 	}
-	q := newQueues(&cfg, format, deps.Outcomes, deps.Log)
+	q := newQueues(&cfg, format, deps)
 	t := &troubles{outcomes: deps.Outcomes}
 	return &Publisher{
 		queues: q,
-		sender: newSender(&cfg, deps, b, q, t),
+		sender: newSender(&cfg, deps, b, q, t, func() bool { return heardLately(c, cfg.MetadataTTL) }),
 		watcher: &watcher{
 			catalog: c, broker: b, queues: q, troubles: t, pins: deps.Pins, metrics: deps.Metrics, log: deps.Log,
 			pulse: deps.Pulse, ttl: cfg.MetadataTTL, grace: cfg.UnknownTopicGrace,
@@ -138,6 +145,7 @@ func (p *Publisher) Run(parent context.Context) error {
 	err := group.Wait()
 	p.close() // and what was begun in that moment
 	p.metrics.setConnected(false)
+	p.metrics.held.Set(0)
 	if parent.Err() != nil && !errors.Is(err, fault.ErrFenced) {
 		return nil
 	}
@@ -155,8 +163,11 @@ func (p *Publisher) Publish(events []event.Event) { p.queues.publish(events, tim
 func (p *Publisher) Flush() { p.queues.flush() }
 
 // Guard tells that the caller knows of parked events of these aggregates: see
-// relay.Publisher. Called by the goroutine that publishes.
-func (p *Publisher) Guard(aggregates []uint64) {}
+// relay.Publisher. It is to follow each report of a refused or held event that
+// is Ordered. Called by the goroutine that publishes.
+func (p *Publisher) Guard(aggregates []uint64) { p.queues.guard(aggregates) }
 
-// Unguard tells that nothing of these aggregates is parked any more.
+// Unguard tells that nothing of these aggregates is parked any more. Nothing is
+// remembered of a guarded aggregate, and one that was refused anew waits for
+// its own Guard.
 func (p *Publisher) Unguard(aggregates []uint64) {}

@@ -147,7 +147,9 @@ func (r *recorder) troubles() []string {
 // pins pins whatever is present.
 type pins struct{}
 
-func (pins) Pin(_ context.Context, _ string, present int) (int, error) { return present, nil }
+func (pins) Pin(_ context.Context, _ string, present int) (int, error)  { return present, nil }
+func (pins) Wanted(context.Context) (map[string]int, error)             { return nil, nil }
+func (pins) Repin(_ context.Context, _ string, wanted int) (int, error) { return wanted, nil }
 
 func testConfig(broker string) Config {
 	return Config{

@@ -60,6 +60,7 @@ type watcher struct {
 	grace    time.Duration // for unknown topics
 
 	pinned      map[string]int
+	repins      repinner
 	unreachable time.Time // since when the cluster does not answer; zero: it does
 }
 
@@ -68,6 +69,7 @@ func (w *watcher) run(ctx context.Context) error {
 	tick := time.NewTicker(w.ttl)
 	defer tick.Stop()
 	w.pinned = map[string]int{}
+	w.repins = repinner{told: map[string]int{}, present: map[string]int{}}
 	w.unreachable = time.Now()
 	beat := w.pulse.Start("topic watcher")
 	defer beat.End()
@@ -102,6 +104,7 @@ func (w *watcher) look(ctx context.Context, beat *pulse.Beat) error {
 		return nil
 	}
 	w.readLimits(ctx, topics, states)
+	w.readWanted(ctx)
 	for _, t := range topics {
 		beat.Work() // each may ask the database
 		if err := w.topic(ctx, t, states[t.name]); err != nil {
@@ -125,7 +128,7 @@ func (w *watcher) topics() []*topic {
 // question met with.
 func (w *watcher) connection(err error, now time.Time) {
 	const subject = "connection"
-	if err == nil && now.Sub(w.catalog.lastHeard()) < 3*w.ttl+time.Second {
+	if err == nil && heardLately(w.catalog, w.ttl) {
 		if !w.unreachable.IsZero() {
 			w.log.Info("the Kafka cluster answers")
 		}
@@ -159,7 +162,11 @@ func (w *watcher) topic(ctx context.Context, t *topic, s topicState) error {
 	default: // it is being created, or the broker does not know yet
 		return nil
 	}
+	draining := false
 	pinned, err := w.pin(ctx, t, s.partitions)
+	if err == nil {
+		pinned, draining, err = w.repin(ctx, t, pinned, s.partitions)
+	}
 	if errors.Is(err, fault.ErrFenced) {
 		return err
 	}
@@ -169,7 +176,11 @@ func (w *watcher) topic(ctx context.Context, t *topic, s topicState) error {
 		}
 		return nil
 	}
+	if draining {
+		return nil
+	}
 	w.metrics.setPartitions(t.name, pinned, s.partitions)
+	w.tellMore(t, pinned, s.partitions)
 	subject := "topic " + t.name
 	if s.partitions < pinned {
 		w.troubles.set(subject, partitionsTrouble(t.name, pinned, s.partitions))
@@ -220,12 +231,11 @@ func (w *watcher) missing(t *topic, f event.Failure, grace time.Duration) {
 	case t.state == topicRefused && t.partitions == nil && now.Sub(time.UnixMilli(t.asked)) > forgetAfter:
 		delete(q.topics, t.name)
 	}
-	refused := q.takeRefused()
+	q.report()
 	q.mu.Unlock()
 	if first && grace > 0 {
 		w.log.Warn("a topic is not there: its events wait", "topic", t.name, "for", grace)
 	}
-	q.report(refused)
 }
 
 // readLimits reads the size limits that are not known or old. Without the
@@ -284,6 +294,6 @@ func partitionsTrouble(name string, pinned, present int) *fault.Blocked {
 	return &fault.Blocked{
 		Reason: checkPartitions,
 		What:   fmt.Sprintf("topic %s has %d partitions, fewer than the %d that keys were spread over", name, present, pinned),
-		Remedy: fmt.Sprintf("give it %d partitions again; or, if keys may move to others, UPDATE cdc_relay_topic SET partitions = %d WHERE topic = '%s', and restart", pinned, present, name),
+		Remedy: fmt.Sprintf("give it %d partitions again; or, if keys may move to others, cdc-relay topics repin %s --confirm %d, and restart the relay", pinned, name, present),
 	}
 }

@@ -22,8 +22,29 @@ import (
 type scriptedPins struct {
 	mu     sync.Mutex
 	pinned int // 0: what is present
+	wanted int // 0: nothing is
 	err    error
 	calls  int
+	asked  int // for what is wanted
+}
+
+func (p *scriptedPins) Wanted(context.Context) (map[string]int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked++
+	if p.wanted == 0 || p.err != nil {
+		return nil, p.err
+	}
+	return map[string]int{"t": p.wanted}, nil
+}
+
+func (p *scriptedPins) Repin(_ context.Context, _ string, wanted int) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err == nil && wanted == p.wanted {
+		p.pinned, p.wanted = wanted, 0
+	}
+	return p.pinned, p.err
 }
 
 func (p *scriptedPins) Pin(_ context.Context, _ string, present int) (int, error) {

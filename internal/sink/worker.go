@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -31,19 +30,20 @@ type sender struct {
 	metrics    *Metrics
 	log        *slog.Logger
 	pulse      *pulse.Board
+	heard      func() bool     // a broker has sent something lately
 	requests   chan struct{}   // a slot per produce request in flight
 	noWait     context.Context // has ended: whoever is asked with it must not wait
 }
 
 var errNotPermitted = errors.New("the permit to publish ran out while a connection was made")
 
-func newSender(cfg *Config, deps Deps, b broker, q *queues, t *troubles) *sender {
+func newSender(cfg *Config, deps Deps, b broker, q *queues, t *troubles, heard func() bool) *sender {
 	noWait, end := context.WithCancel(context.Background())
 	end()
 	return &sender{
 		cfg: cfg, broker: b, queues: q, troubles: t,
 		identities: newIdentities(cfg.Identity, b, deps.Metrics, deps.Log),
-		outcomes:   deps.Outcomes, permit: deps.Permit, metrics: deps.Metrics, log: deps.Log, pulse: deps.Pulse,
+		outcomes:   deps.Outcomes, permit: deps.Permit, metrics: deps.Metrics, log: deps.Log, pulse: deps.Pulse, heard: heard,
 		requests: make(chan struct{}, cfg.MaxRequests), noWait: noWait,
 	}
 }
@@ -140,6 +140,7 @@ func (w *worker) settle(ctx context.Context, b *record.Batch) error {
 // delivery is the state of one batch on its way into the log.
 type delivery struct {
 	batch     *record.Batch
+	begun     time.Time
 	sealed    *record.Sealed // nil: not sealed under the present identity
 	offenders []int          // records that the last answer named
 	tries     int            // requests sent
@@ -150,12 +151,16 @@ type delivery struct {
 	// held: the client may still be reading the batch's bytes, so that they
 	// must not be written to again.
 	held bool
+	// probe: its events have been reported as held, and its answer is waited
+	// for to see that the partition is back.
+	probe bool
 }
 
 // deliver sends a batch until the broker has decided about it. The error is
 // ctx's or Permit's: the batch is then undecided.
 func (w *worker) deliver(ctx context.Context, d *delivery) (verdict, error) {
 	w.backoff.Reset()
+	d.begun = time.Now()
 	for {
 		v, err := w.attempt(ctx, d)
 		if err != nil {
@@ -165,6 +170,7 @@ func (w *worker) deliver(ctx context.Context, d *delivery) (verdict, error) {
 			w.recovered(d)
 			return v, nil
 		}
+		w.silence(d)
 		w.beat.Rest()
 		if err := sleep(ctx, w.backoff.NextBackOff()); err != nil {
 			return v, err
@@ -263,6 +269,7 @@ func (w *worker) failed(ctx context.Context, d *delivery, v verdict, err error) 
 		return v, nil
 	}
 	if d.failures == 1 {
+		w.queues.failing(w.part)
 		w.log.Warn("publishing failed: trying again until the broker answers", "err", safe(err))
 	}
 	if v.renew {
@@ -276,7 +283,7 @@ func (w *worker) failed(ctx context.Context, d *delivery, v verdict, err error) 
 		w.broker.refresh()
 		w.queues.nudge()
 	}
-	if v.blocked != "" && d.failures >= v.blockedAfter {
+	if v.blocked != "" && d.failures >= v.blockedAfter && !d.probe {
 		w.troubled = true
 		w.troubles.set(w.subject(), batchTrouble(v, w.part.topic.name, err))
 	}
@@ -287,29 +294,51 @@ func (w *worker) subject() string { return "partition " + w.part.String() }
 
 // recovered takes note of an answer after failures.
 func (w *worker) recovered(d *delivery) {
-	if w.troubled {
-		w.troubled = false
-		w.troubles.clear(w.subject())
-	}
+	w.untrouble()
 	if d.failures > 0 {
 		w.log.Info("the broker has answered", "requests", d.tries)
 	}
 }
 
+func (w *worker) untrouble() {
+	if w.troubled {
+		w.troubled = false
+		w.troubles.clear(w.subject())
+	}
+}
+
 // finish deals with a batch about which the broker has decided.
 func (w *worker) finish(d *delivery, v verdict) {
-	refs := d.batch.Refs()
 	if v.class == classDone {
-		w.advance(len(refs))
-		w.acked.Add(float64(len(refs)))
-		w.metrics.acked.Add(float64(len(refs)))
-		w.outcomes.Acked(slices.Clone(refs))
-	} else {
+		w.advance(d.batch.Len())
+	} else if d.inDoubt {
+		// The refused batch has not used its sequence numbers, so the next one
+		// takes them. But had an earlier attempt put it into the log unnoticed,
+		// the broker would take the next one for that, acknowledge it and not
+		// store it. Only a new producer id is safe then.
+		w.renew = true
+		w.log.Info("a batch was refused that may be in the log already: taking a new producer id")
+	}
+	switch {
+	case d.probe:
+		w.finishProbe(d, v)
+	case v.class == classDone:
+		w.published(slices.Clone(d.batch.Refs()))
+	default:
 		w.refuse(d, v)
 	}
-	if !d.held {
-		w.queues.recycle(d.batch)
+	if d.held {
+		w.queues.decided(w.part, nil)
+	} else {
+		w.queues.decided(w.part, d.batch)
 	}
+}
+
+// published reports what is in the log.
+func (w *worker) published(refs []event.Ref) {
+	w.acked.Add(float64(len(refs)))
+	w.metrics.acked.Add(float64(len(refs)))
+	w.outcomes.Acked(refs)
 }
 
 // advance moves the sequence number on; it wraps to 0 after 2^31-1.
@@ -317,87 +346,6 @@ func (w *worker) advance(n int) {
 	if w.producer.ID >= 0 {
 		w.producer.Sequence = int32((int64(w.producer.Sequence) + int64(n)) & 0x7fffffff)
 	}
-}
-
-// refuse refuses what is at fault in a batch and keeps the rest to be sent
-// next, in order.
-func (w *worker) refuse(d *delivery, v verdict) {
-	// The refused batch has not used its sequence numbers, so the next one
-	// takes them. But had an earlier attempt put it into the log unnoticed,
-	// the broker would take the next one for that, acknowledge it and not
-	// store it. Only a new producer id is safe then.
-	if d.inDoubt {
-		w.renew = true
-		w.log.Info("a batch was refused that may be in the log already: taking a new producer id")
-	}
-	bad := w.blame(d, v)
-	if bad == nil {
-		half := d.batch.Len() / 2
-		w.todo = append(w.todo,
-			d.batch.Subset(func(i int) bool { return i >= half }),
-			d.batch.Subset(func(i int) bool { return i < half }))
-		return
-	}
-	isBad := func(i int) bool { _, found := slices.BinarySearch(bad, i); return found }
-	if len(bad) < d.batch.Len() {
-		w.todo = append(w.todo, d.batch.Subset(func(i int) bool { return !isBad(i) }))
-	}
-	refs := make([]event.Ref, 0, len(bad))
-	for _, i := range bad {
-		refs = append(refs, d.batch.Refs()[i])
-	}
-	w.outcomes.Refused(refs, w.failure(d, v))
-}
-
-// blame returns the indexes of the records at fault, in order; nil if they
-// cannot be told.
-func (w *worker) blame(d *delivery, v verdict) []int {
-	n := d.batch.Len()
-	if n == 1 || v.class == classTopic || v.whole {
-		all := make([]int, n)
-		for i := range all {
-			all[i] = i
-		}
-		return all
-	}
-	if len(d.offenders) > 0 && d.offenders[0] >= 0 && d.offenders[len(d.offenders)-1] < n {
-		return d.offenders
-	}
-	return nil
-}
-
-// failure is what the row of a refused event will say.
-func (w *worker) failure(d *delivery, v verdict) event.Failure {
-	t := w.part.topic
-	f := event.Failure{Class: event.ClassRecord, Code: v.code, Permanent: v.permanent}
-	switch v.code {
-	case codeTopicUnknown:
-		return failTopicUnknown(t.name)
-	case codeTopicDenied:
-		return failTopicDenied(t.name)
-	case "RECORD_TOO_LARGE":
-		f.Message = w.sizeMessage(d)
-	case "RECORD_INVALID":
-		f.Message = "topic " + t.name + " does not accept the record: a compacted topic needs a key, a schema check may have failed"
-	case "TIMESTAMP_INVALID":
-		f.Message = "topic " + t.name + " does not accept the record's time: compare the clocks and message.timestamp.*.max.ms"
-	case "POLICY_VIOLATION":
-		f.Message = "a policy of the Kafka cluster refuses the record for topic " + t.name
-	default:
-		f.Message = "the Kafka cluster does not accept the topic name"
-	}
-	return f
-}
-
-// sizeMessage tells size and limit of a record that was refused for its size.
-func (w *worker) sizeMessage(d *delivery) string {
-	maxBytes, _ := w.queues.sizeLimit(w.part.topic)
-	w.queues.doubtLimit(w.part.topic)
-	f := "the record takes " + strconv.Itoa(d.sealed.Size()) + " bytes; topic " + w.part.topic.name + " accepts "
-	if maxBytes == 0 {
-		return f + "fewer (max.message.bytes)"
-	}
-	return f + strconv.Itoa(maxBytes) + " (max.message.bytes)"
 }
 
 // sleep waits for d, or for ctx to end.

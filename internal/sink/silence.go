@@ -1,0 +1,141 @@
+package sink
+
+import (
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/sink/record"
+)
+
+// This file is about a partition that does not answer while others do. Its
+// events must not fill the line for the others, so they are held on their
+// rows. The batch in the worker's hands is held as well and goes on being
+// sent, byte for byte: it may be in the log already, and its answer shows that
+// the partition is back.
+
+// failing notes that the batch in the worker's hands could not be published.
+func (q *queues) failing(part *partition) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	part.failing = true
+}
+
+// decided notes that the broker has decided about a batch, which is taken back
+// unless it is nil.
+func (q *queues) decided(part *partition, b *record.Batch) {
+	now := time.Now()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	part.failing, part.decided = false, now
+	if b != nil {
+		q.recycleLocked(b)
+	}
+}
+
+// othersAnswer reports whether a partition other than part got an answer since
+// that time and has not failed after it. When none has, the cluster is to be
+// waited for. The lock is held.
+func (q *queues) othersAnswer(part *partition, since time.Time) bool {
+	for _, t := range q.topics {
+		for _, other := range t.partitions {
+			if other != part && !other.failing && other.decided.After(since) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// silence holds the events of part if other partitions got answers since that
+// time: those of the batches in hand, in order, and those in its queue. It
+// takes back all batches but the first.
+func (q *queues) silence(part *partition, inHand []*record.Batch, since time.Time) (done bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.othersAnswer(part, since) {
+		return false
+	}
+	part.silent = true
+	q.setSilent(q.silent + 1)
+	batches := append(inHand, part.full...)
+	if part.open != nil {
+		batches = append(batches, part.open)
+	}
+	for i, b := range batches {
+		for _, ref := range b.Refs() {
+			q.hold(ref, event.HeldByPartition)
+		}
+		if i > 0 {
+			q.recycleLocked(b)
+		}
+	}
+	part.full, part.open = nil, nil
+	q.report()
+	return true
+}
+
+// reopen lets the events of part pass again.
+func (q *queues) reopen(part *partition) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	part.silent = false
+	q.setSilent(q.silent - 1)
+}
+
+func (q *queues) setSilent(n int) {
+	q.silent = n
+	q.metrics.held.Set(float64(n))
+	q.outcomes.Silent(n)
+}
+
+// silence gives up waiting with everything else for d's answer, once that has
+// been due for the grace time while other partitions got theirs.
+func (w *worker) silence(d *delivery) {
+	waited := time.Since(d.begun)
+	if d.probe || w.cfg.PartitionGrace == 0 || waited < w.cfg.PartitionGrace || !w.heard() {
+		return
+	}
+	inHand := []*record.Batch{d.batch}
+	for i := len(w.todo) - 1; i >= 0; i-- {
+		inHand = append(inHand, w.todo[i])
+	}
+	if !w.queues.silence(w.part, inHand, d.begun) {
+		return
+	}
+	w.todo = w.todo[:0]
+	d.probe = true
+	w.untrouble() // not for a person: the others flow
+	w.log.Warn("the partition does not answer while others do: its events are held on their rows", "for", waited)
+}
+
+// finishProbe deals with the answer for a batch whose events have been held.
+// What the answer does not settle comes again with its row.
+func (w *worker) finishProbe(d *delivery, v verdict) {
+	untracked := make([]event.Ref, 0, d.batch.Len())
+	for _, ref := range d.batch.Refs() {
+		ref.Seq = event.Untracked
+		untracked = append(untracked, ref)
+	}
+	if v.class == classDone {
+		w.published(untracked)
+	} else if bad := w.blame(d, v); bad != nil {
+		w.queues.refuseHeld(untracked, bad, w.failure(d, v))
+	}
+	w.queues.reopen(w.part)
+	w.log.Info("the partition answers again: its events are published", "for", time.Since(d.begun))
+}
+
+// refuseHeld refuses those at the indexes bad of events that have been held,
+// of each aggregate the first.
+func (q *queues) refuseHeld(refs []event.Ref, bad []int, f event.Failure) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	stopped := aggregates{}
+	for _, i := range bad {
+		if !stopped.has(&refs[i]) {
+			q.refuse(refs[i], f)
+			stopped.add(&refs[i])
+		}
+	}
+	q.report()
+}
