@@ -1,10 +1,7 @@
 package relay
 
 import (
-	"bytes"
 	"cmp"
-	"hash/maphash"
-	"slices"
 
 	"github.com/jackc/pglogrepl"
 
@@ -19,6 +16,10 @@ import (
 // While nothing is parked it costs the line one look at an empty map a batch.
 type gate struct {
 	marks map[uint64]mark
+	kinds [256]kindMarks // by policy
+	// anyKind: all aggregates under some policy are blocked.
+	anyKind bool
+	most    int // marks
 	// busy are the aggregates with something under way.
 	busy map[uint64]*aggregate
 	// touched names, for each aggregate with something settled since the last
@@ -36,8 +37,28 @@ type gate struct {
 	silent          int // partitions that do not answer
 }
 
+// maxMarks bounds the memory of the gate, to about 50 MB.
+const maxMarks = 1_000_000
+
+// maxTouched bounds what one tick after the other looks at; the sweep finds the
+// others.
+const maxTouched = 100_000
+
+// kindMarks is about all aggregates under one policy. With too many of them
+// blocked, all count as blocked, known or not, until a sweep finds that there
+// are few again.
+type kindMarks struct {
+	n    int  // in marks
+	all  bool // all are blocked
+	upTo event.Seq
+	// sweeping: this sweep began after all were blocked, so at its end the
+	// marks are complete, if there are not too many again.
+	sweeping bool
+}
+
 // mark is what is known of an aggregate with parked rows.
 type mark struct {
+	kind uint8
 	// upTo: events below this number were handed over before the line knew,
 	// so that the publisher may still hold some of them back.
 	upTo  event.Seq
@@ -68,7 +89,7 @@ func (p position) before(q position) bool {
 }
 
 func newGate() gate {
-	return gate{marks: map[uint64]mark{}, busy: map[uint64]*aggregate{}, touched: map[uint64]int64{}}
+	return gate{most: maxMarks, marks: map[uint64]mark{}, busy: map[uint64]*aggregate{}, touched: map[uint64]int64{}}
 }
 
 func (g *gate) at(hash uint64) *aggregate {
@@ -87,9 +108,104 @@ func (g *gate) tidy(hash uint64) {
 	}
 }
 
+// idle reports whether every event may pass.
+func (g *gate) idle() bool { return len(g.marks) == 0 && !g.anyKind }
+
+// knows reports whether events of an aggregate have to wait.
+func (g *gate) knows(hash uint64, kind uint8) bool {
+	_, known := g.marks[hash]
+	return known || g.kinds[kind].all
+}
+
+// upTo is the number below which events of an aggregate were handed over before
+// the line knew that it is blocked.
+func (g *gate) upTo(hash uint64, kind uint8) event.Seq {
+	return max(g.marks[hash].upTo, g.kinds[kind].upTo)
+}
+
 // block closes the gate for an aggregate.
-func (g *gate) block(hash uint64, next event.Seq) {
-	g.marks[hash] = mark{upTo: next, round: g.round, silent: g.marks[hash].silent}
+func (g *gate) block(hash uint64, kind uint8, next event.Seq) {
+	k := &g.kinds[kind]
+	if k.all {
+		k.upTo = max(k.upTo, next)
+	}
+	g.see(hash, kind, next)
+}
+
+// see notes that an aggregate has a parked row, or is to have one.
+func (g *gate) see(hash uint64, kind uint8, upTo event.Seq) {
+	k := &g.kinds[kind]
+	m, known := g.marks[hash]
+	if !known {
+		switch {
+		case k.all && !k.sweeping:
+			return
+		case len(g.marks) >= g.most:
+			if biggest := g.biggestKind(); biggest != kind {
+				g.closeKind(biggest)
+				break
+			}
+			g.closeKind(kind)
+			return
+		}
+		k.n++
+	}
+	g.marks[hash] = mark{kind: kind, upTo: max(m.upTo, upTo), round: g.round, silent: m.silent}
+}
+
+func (g *gate) biggestKind() (kind uint8) {
+	for i := range g.kinds {
+		if g.kinds[i].n > g.kinds[kind].n {
+			kind = uint8(i)
+		}
+	}
+	return kind
+}
+
+// closeKind blocks all aggregates under a policy.
+func (g *gate) closeKind(kind uint8) {
+	k := &g.kinds[kind]
+	k.all, k.sweeping, g.anyKind = true, false, true
+	for hash, m := range g.marks {
+		if m.kind == kind {
+			k.upTo = max(k.upTo, m.upTo)
+			delete(g.marks, hash)
+		}
+	}
+	k.n = 0
+}
+
+// beginSweep and endSweep open the gate again for policies that have few
+// blocked aggregates left.
+func (g *gate) beginSweep() {
+	g.round++
+	for i := range g.kinds {
+		g.kinds[i].sweeping = g.kinds[i].all
+	}
+}
+
+func (g *gate) endSweep() {
+	g.anyKind = false
+	for i := range g.kinds {
+		k := &g.kinds[i]
+		switch {
+		case k.all && k.sweeping && k.n <= g.most/2:
+			k.all = false
+		case k.all && k.sweeping:
+			g.closeKind(uint8(i))
+		}
+		k.sweeping = false
+		g.anyKind = g.anyKind || k.all
+	}
+}
+
+// forget opens the gate for an aggregate.
+func (g *gate) forget(hash uint64) {
+	if m, known := g.marks[hash]; known {
+		g.kinds[m.kind].n--
+		delete(g.marks, hash)
+	}
+	delete(g.touched, hash)
 }
 
 // park takes note of a row on its way to be parked. The sweep that runs may be
@@ -101,16 +217,21 @@ func (g *gate) park(ref *event.Ref) {
 	if g.parkedMeanwhile != nil {
 		g.parkedMeanwhile[ref.Aggregate] = true
 	}
-	if m, known := g.marks[ref.Aggregate]; known {
-		m.round = g.round
-		g.marks[ref.Aggregate] = m
+	g.see(ref.Aggregate, ref.Kind, 0)
+}
+
+// setSilent notes that the partition of an aggregate does not answer.
+func (g *gate) setSilent(hash uint64) {
+	if m, known := g.marks[hash]; known {
+		m.silent = true
+		g.marks[hash] = m
 	}
 }
 
 // clear reports whether a row of an aggregate may go out, if no earlier one is
 // parked in the table: no earlier one is on its way to be parked either.
-func (g *gate) clear(hash uint64, p position, answered event.Seq) bool {
-	return g.marks[hash].upTo <= answered && p.before(g.firstParking(hash))
+func (g *gate) clear(ref *event.Ref, answered event.Seq) bool {
+	return g.upTo(ref.Aggregate, ref.Kind) <= answered && positionOf(ref).before(g.firstParking(ref.Aggregate))
 }
 
 // firstParking is the smallest position that is on its way to be parked.
@@ -136,191 +257,7 @@ func (g *gate) settled(ref *event.Ref) {
 		}
 		g.tidy(ref.Aggregate)
 	}
-	if _, known := g.marks[ref.Aggregate]; known {
+	if g.knows(ref.Aggregate, ref.Kind) && len(g.touched) < maxTouched {
 		g.touched[ref.Aggregate] = ref.ID
 	}
-}
-
-// seed makes the hashes of aggregates differ from process to process.
-var seed = maphash.MakeSeed()
-
-// typeOf is what the line knows of an aggregate type: of the last one, as
-// events of one type mostly come together.
-type typeOf struct {
-	name  []byte
-	hash  uint64
-	kind  uint8
-	block bool
-}
-
-func (l *line) typeOf(name []byte) *typeOf {
-	if t := &l.lastType; t.hash == 0 || !bytes.Equal(t.name, name) {
-		t.name = append(t.name[:0], name...)
-		t.hash = maphash.Bytes(seed, name)*0x9e3779b97f4a7c15 | 1
-		t.kind, t.block = l.policy.Of(name)
-	}
-	return &l.lastType
-}
-
-// identify says to which aggregate an event belongs, and whether it has a
-// place in its order.
-func (l *line) identify(ev *event.Event) {
-	t := l.typeOf(ev.AggregateType)
-	ev.Aggregate = t.hash + maphash.Bytes(seed, ev.AggregateID)
-	ev.Kind = t.kind
-	ev.Ordered = t.block && ev.CommitLSN != 0
-}
-
-// admit hands events over, but those that must wait.
-func (l *line) admit(events []event.Event) {
-	if len(l.gate.marks) > 0 {
-		events = slices.DeleteFunc(events, l.holdBack)
-	}
-	if len(events) > 0 {
-		l.parts.Publisher.Publish(events)
-	}
-	l.writeHolds()
-}
-
-// holdBack makes an event wait if it must.
-func (l *line) holdBack(ev event.Event) bool {
-	if _, known := l.gate.marks[ev.Aggregate]; !known || !ev.Ordered {
-		return false
-	}
-	a := l.gate.at(ev.Aggregate)
-	if a.release != nil && a.release.closing && l.hasRoom(&ev) {
-		a.waiting = append(a.waiting, ev.Clone())
-		l.gate.waiting++
-		l.gate.waitingBytes += int64(ev.Bytes)
-		return true
-	}
-	l.holdWaiting(ev.Aggregate, a)
-	l.bytes -= int64(ev.Bytes)
-	l.hold(ev.Ref)
-	return true
-}
-
-// hasRoom reports whether another event may wait in memory.
-func (l *line) hasRoom(ev *event.Event) bool {
-	return l.gate.waiting < l.cfg.InflightEvents/4 && l.gate.waitingBytes+int64(ev.Bytes) <= l.cfg.InflightBytes/4
-}
-
-// holdWaiting holds what waits in memory on its rows instead.
-func (l *line) holdWaiting(hash uint64, a *aggregate) {
-	for i := range a.waiting {
-		l.bytes -= int64(a.waiting[i].Bytes)
-		l.hold(a.waiting[i].Ref)
-	}
-	l.forgetWaiting(a)
-	if a.release != nil {
-		a.release.closing = false
-	}
-}
-
-func (l *line) forgetWaiting(a *aggregate) {
-	l.gate.waiting -= len(a.waiting)
-	for i := range a.waiting {
-		l.gate.waitingBytes -= int64(a.waiting[i].Bytes)
-	}
-	a.waiting = nil
-}
-
-// hold lets an event wait on its row, which writeHolds writes.
-func (l *line) hold(ref event.Ref) {
-	l.answered(ref.Seq)
-	l.park(event.Park{Ref: ref, Action: event.ParkHeld})
-}
-
-// park notes a row to be parked; writeHolds hands those on.
-func (l *line) park(p event.Park) {
-	if p.Ordered {
-		l.gate.park(&p.Ref)
-	}
-	l.parks = append(l.parks, p)
-}
-
-// writeHolds hands the parks that have gathered to the recorder.
-func (l *line) writeHolds() {
-	if len(l.parks) > 0 {
-		l.parts.Recorder.Park(l.parks)
-		l.parks = nil // they are the recorder's now
-	}
-}
-
-// block closes the gate for the aggregate of an event that is parked, or is to
-// be; guard tells the publisher.
-func (l *line) block(ref *event.Ref) {
-	l.gate.block(ref.Aggregate, l.ledger.Next())
-	if a := l.gate.busy[ref.Aggregate]; a != nil {
-		l.endRelease(ref.Aggregate, a)
-	}
-}
-
-// refused takes events that the publisher could not publish.
-func (l *line) refused(r refusal) {
-	var guard []uint64
-	for i := range r.refs {
-		ref := &r.refs[i]
-		if !l.takeBack(ref) {
-			continue
-		}
-		if ref.Ordered {
-			l.block(ref)
-			guard = append(guard, ref.Aggregate)
-		}
-		l.park(l.attempt(*ref, r.failure))
-	}
-	l.guard(guard)
-}
-
-// heldBack takes events that the publisher did not publish for others' sake.
-func (l *line) heldBack(h held) {
-	var guard []uint64
-	for i := range h.refs {
-		ref := &h.refs[i]
-		l.answered(ref.Seq)
-		l.bytes -= int64(ref.Bytes)
-		if !ref.Ordered {
-			l.park(event.Park{Ref: *ref, Action: event.ParkLater, Delay: l.cfg.HeldRetry})
-			continue
-		}
-		l.block(ref)
-		guard = append(guard, ref.Aggregate)
-		if h.why == event.HeldByPartition {
-			m := l.gate.marks[ref.Aggregate]
-			m.silent = true
-			l.gate.marks[ref.Aggregate] = m
-		}
-		if ref.Due.IsInfinity() { // its row says so already
-			l.settle(*ref)
-			continue
-		}
-		l.park(event.Park{Ref: *ref, Action: event.ParkHeld})
-	}
-	l.guard(guard)
-}
-
-func (l *line) guard(aggregates []uint64) {
-	if len(aggregates) > 0 {
-		slices.Sort(aggregates)
-		l.parts.Publisher.Guard(slices.Compact(aggregates))
-	}
-	l.writeHolds()
-}
-
-// takeBack takes an event over that the publisher is done with. One that is
-// reported for the second time is held on its row: it is tracked anew, if its
-// row is known well enough to be written.
-func (l *line) takeBack(ref *event.Ref) bool {
-	if ref.Seq != event.Untracked {
-		l.answered(ref.Seq)
-		l.bytes -= int64(ref.Bytes)
-		return true
-	}
-	if !ref.Ordered {
-		return false // it is due again by itself
-	}
-	ref.Seq, ref.Due = l.track(), event.DueInfinity()
-	l.answered(ref.Seq)
-	return true
 }

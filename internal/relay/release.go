@@ -30,6 +30,7 @@ const (
 // are SENT.
 type release struct {
 	hash     uint64
+	kind     uint8
 	of       event.Aggregate
 	inFlight map[event.Seq]bool
 	asking   bool
@@ -81,7 +82,7 @@ func (q *releaseQueue) add(r *release) {
 // startSweep looks at all aggregates with parked rows, a page at a time.
 func (l *line) startSweep(ctx context.Context) {
 	l.sweepAt, l.sweeping, l.sweepAgain = nil, true, false
-	l.gate.round++
+	l.gate.beginSweep()
 	l.sweep(ctx, "", "")
 }
 
@@ -98,14 +99,11 @@ func (l *line) swept(ctx context.Context, page []event.Aggregate) error {
 		return nil
 	}
 	for _, of := range page {
-		hash, block := l.hashOf(of)
-		m, known := l.gate.marks[hash]
-		if block || known {
-			m.round = l.gate.round
-			l.gate.marks[hash] = m
+		if ref := l.refOf(of); ref.Ordered {
+			l.gate.see(ref.Aggregate, ref.Kind, 0)
 		}
 		if of.Held {
-			l.startRelease(hash, of)
+			l.startRelease(of)
 		}
 	}
 	if len(page) == 0 {
@@ -149,17 +147,20 @@ func (l *line) endSweep(ctx context.Context) {
 			l.leave(hash)
 		}
 	}
+	l.gate.endSweep()
 	if !l.rebuilt {
 		l.rebuilt = true
 		l.begin(ctx)
 	}
 }
 
-func (l *line) hashOf(of event.Aggregate) (hash uint64, block bool) {
+// refOf identifies an aggregate as its events are, those with a place in its
+// order.
+func (l *line) refOf(of event.Aggregate) event.Ref {
 	ev := event.Event{AggregateType: []byte(of.Type), AggregateID: []byte(of.ID)}
 	ev.CommitLSN = 1
 	l.identify(&ev)
-	return ev.Aggregate, ev.Ordered
+	return ev.Ref
 }
 
 // tick looks at the aggregates with something settled since the last tick.
@@ -203,31 +204,31 @@ func (l *line) tick(ctx context.Context) {
 // lookedAt decides about one aggregate. Of a row that is gone nothing is known:
 // the sweep will see.
 func (l *line) lookedAt(hash uint64, id int64, of event.Aggregate) {
-	_, known := l.gate.marks[hash]
+	m, known := l.gate.marks[hash]
 	switch {
 	case l.draining || of.Type == "":
 	case of.Held:
-		l.startRelease(hash, of)
+		l.startRelease(of)
 	case of.First != 0 || !known: // it waits for its time, or for a person
 	case l.gate.busy[hash] != nil || l.gate.parkedMeanwhile[hash]: // looked at again when that is settled
-	case l.gate.marks[hash].upTo > l.handed.First():
+	case l.gate.upTo(hash, m.kind) > l.handed.First():
 		l.gate.touched[hash] = id
 	default:
 		l.leave(hash)
 	}
 }
 
-func (l *line) startRelease(hash uint64, of event.Aggregate) {
-	m, known := l.gate.marks[hash]
-	if m.silent {
+func (l *line) startRelease(of event.Aggregate) {
+	ref := l.refOf(of)
+	if l.gate.marks[ref.Aggregate].silent {
 		return
 	}
-	if _, block := l.hashOf(of); block && !known {
-		l.gate.block(hash, 0)
+	if ref.Ordered {
+		l.gate.see(ref.Aggregate, ref.Kind, 0)
 	}
-	a := l.gate.at(hash)
+	a := l.gate.at(ref.Aggregate)
 	if a.release == nil {
-		a.release = &release{hash: hash, of: of, inFlight: map[event.Seq]bool{}}
+		a.release = &release{hash: ref.Aggregate, kind: ref.Kind, of: of, inFlight: map[event.Seq]bool{}}
 		l.gate.queue.add(a.release)
 	}
 }
@@ -240,7 +241,7 @@ func (l *line) advanceReleases(ctx context.Context) {
 		a := l.gate.busy[r.hash]
 		switch {
 		case a == nil || a.release != r: // it has ended
-		case l.gate.marks[r.hash].upTo > l.handed.First():
+		case l.gate.upTo(r.hash, r.kind) > l.handed.First():
 			l.gate.later = append(l.gate.later, r)
 		case r.last && len(a.parking) == 0 && !a.parked:
 			l.leave(r.hash)
@@ -312,8 +313,7 @@ func (l *line) endRelease(hash uint64, a *aggregate) {
 
 // leave opens the gate for an aggregate: nothing of it is parked any more.
 func (l *line) leave(hash uint64) {
-	delete(l.gate.marks, hash)
-	delete(l.gate.touched, hash)
+	l.gate.forget(hash)
 	l.parts.Publisher.Unguard([]uint64{hash})
 	a := l.gate.busy[hash]
 	if a == nil {

@@ -217,8 +217,6 @@ func (l *line) mayGo(ev *event.Event, behind bool) bool {
 	if !ev.Ordered {
 		return true
 	}
-	if _, known := l.gate.marks[ev.Aggregate]; !known {
-		l.gate.block(ev.Aggregate, 0)
-	}
-	return !behind && l.gate.clear(ev.Aggregate, positionOf(&ev.Ref), l.handed.First())
+	l.gate.see(ev.Aggregate, ev.Kind, 0)
+	return !behind && l.gate.clear(&ev.Ref, l.handed.First())
 }
