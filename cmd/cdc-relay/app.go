@@ -81,8 +81,11 @@ func (a *app) rootCommand() *cobra.Command {
 		a.configCommand(),
 		a.initCommand(),
 		a.migrateCommand(),
+		a.replayCommand(),
 		a.runCommand(),
+		a.skipCommand(),
 		a.statusCommand(),
+		a.topicsCommand(),
 		a.versionCommand(),
 	)
 	return root
