@@ -13,7 +13,6 @@ package ledger
 
 import (
 	"fmt"
-	"math/bits"
 
 	"github.com/jackc/pglogrepl"
 
@@ -118,18 +117,6 @@ func (l *Ledger) Watermark() pglogrepl.LSN { return l.watermark }
 
 // Pending is the number of unresolved events.
 func (l *Ledger) Pending() int { return l.pending }
-
-// Next is the number that the next event gets.
-func (l *Ledger) Next() event.Seq { return l.next }
-
-// First is the lowest number that is not resolved; Next if all are.
-func (l *Ledger) First() event.Seq {
-	if l.pending == 0 {
-		return l.next
-	}
-	c := l.at(0)
-	return c.first + event.Seq(bits.TrailingZeros64(c.open))
-}
 
 // Oldest is when the transaction of the oldest unresolved event was committed,
 // as Begin was told; 0 if there is none or that is not known.

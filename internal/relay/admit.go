@@ -94,7 +94,6 @@ func (l *line) forgetWaiting(a *aggregate) {
 
 // hold lets an event wait on its row, which writeHolds writes.
 func (l *line) hold(ref event.Ref) {
-	l.answered(ref.Seq)
 	l.park(event.Park{Ref: ref, Action: event.ParkHeld})
 }
 
@@ -114,10 +113,9 @@ func (l *line) writeHolds() {
 	}
 }
 
-// block closes the gate for the aggregate of an event that is parked, or is to
-// be; guard tells the publisher.
+// block closes the gate for the aggregate of an event that is to be parked.
 func (l *line) block(ref *event.Ref) {
-	l.gate.block(ref.Aggregate, ref.Kind, l.ledger.Next())
+	l.gate.block(ref.Aggregate, ref.Kind)
 	if a := l.gate.busy[ref.Aggregate]; a != nil {
 		l.endRelease(ref.Aggregate, a)
 	}

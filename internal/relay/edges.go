@@ -62,14 +62,12 @@ type Publisher interface {
 	Publish(events []event.Event)
 	// Flush wakes the partitions that have something pending.
 	Flush()
-	// Guard tells that the line knows of parked events of these aggregates.
-	// Since it refused an Ordered event of an aggregate, the publisher has
-	// reported all later ones as Held; what is handed over from now on has
+	// Guard tells that the line knows that an event of these aggregates was
+	// refused or held. In that moment the publisher took all that was behind
+	// an Ordered one out of its queues and reported it as held, and it has
+	// held what was handed over since. What is handed over from now on has
 	// passed the line's gate and goes out. A later refusal starts that anew.
 	Guard(aggregates []uint64)
-	// Unguard tells that nothing of these aggregates is parked any more: the
-	// publisher forgets about them.
-	Unguard(aggregates []uint64)
 }
 
 // Recorder writes what became of events to their rows. Outcomes come back

@@ -48,9 +48,8 @@ const maxTouched = 100_000
 // blocked, all count as blocked, known or not, until a sweep finds that there
 // are few again.
 type kindMarks struct {
-	n    int  // in marks
-	all  bool // all are blocked
-	upTo event.Seq
+	n   int  // in marks
+	all bool // all are blocked
 	// sweeping: this sweep began after all were blocked, so at its end the
 	// marks are complete, if there are not too many again.
 	sweeping bool
@@ -58,10 +57,7 @@ type kindMarks struct {
 
 // mark is what is known of an aggregate with parked rows.
 type mark struct {
-	kind uint8
-	// upTo: events below this number were handed over before the line knew,
-	// so that the publisher may still hold some of them back.
-	upTo  event.Seq
+	kind  uint8
 	round uint32 // the sweep that saw it last
 	// silent: its partition does not answer, a release would come to nothing.
 	silent bool
@@ -117,23 +113,9 @@ func (g *gate) knows(hash uint64, kind uint8) bool {
 	return known || g.kinds[kind].all
 }
 
-// upTo is the number below which events of an aggregate were handed over before
-// the line knew that it is blocked.
-func (g *gate) upTo(hash uint64, kind uint8) event.Seq {
-	return max(g.marks[hash].upTo, g.kinds[kind].upTo)
-}
-
-// block closes the gate for an aggregate.
-func (g *gate) block(hash uint64, kind uint8, next event.Seq) {
-	k := &g.kinds[kind]
-	if k.all {
-		k.upTo = max(k.upTo, next)
-	}
-	g.see(hash, kind, next)
-}
-
-// see notes that an aggregate has a parked row, or is to have one.
-func (g *gate) see(hash uint64, kind uint8, upTo event.Seq) {
+// block closes the gate for an aggregate that has a parked row, or is to have
+// one.
+func (g *gate) block(hash uint64, kind uint8) {
 	k := &g.kinds[kind]
 	m, known := g.marks[hash]
 	if !known {
@@ -150,7 +132,7 @@ func (g *gate) see(hash uint64, kind uint8, upTo event.Seq) {
 		}
 		k.n++
 	}
-	g.marks[hash] = mark{kind: kind, upTo: max(m.upTo, upTo), round: g.round, silent: m.silent}
+	g.marks[hash] = mark{kind: kind, round: g.round, silent: m.silent}
 }
 
 func (g *gate) biggestKind() (kind uint8) {
@@ -168,7 +150,6 @@ func (g *gate) closeKind(kind uint8) {
 	k.all, k.sweeping, g.anyKind = true, false, true
 	for hash, m := range g.marks {
 		if m.kind == kind {
-			k.upTo = max(k.upTo, m.upTo)
 			delete(g.marks, hash)
 		}
 	}
@@ -217,7 +198,7 @@ func (g *gate) park(ref *event.Ref) {
 	if g.parkedMeanwhile != nil {
 		g.parkedMeanwhile[ref.Aggregate] = true
 	}
-	g.see(ref.Aggregate, ref.Kind, 0)
+	g.block(ref.Aggregate, ref.Kind)
 }
 
 // setSilent notes that the partition of an aggregate does not answer.
@@ -226,12 +207,6 @@ func (g *gate) setSilent(hash uint64) {
 		m.silent = true
 		g.marks[hash] = m
 	}
-}
-
-// clear reports whether a row of an aggregate may go out, if no earlier one is
-// parked in the table: no earlier one is on its way to be parked either.
-func (g *gate) clear(ref *event.Ref, answered event.Seq) bool {
-	return g.upTo(ref.Aggregate, ref.Kind) <= answered && positionOf(ref).before(g.firstParking(ref.Aggregate))
 }
 
 // firstParking is the smallest position that is on its way to be parked.

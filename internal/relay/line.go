@@ -47,10 +47,6 @@ type line struct {
 	log    *slog.Logger
 	spawn  func(func() error) // a goroutine of this session
 	ledger *ledger.Ledger
-	// handed knows which events the publisher has not reported about. Its
-	// numbers are the ledger's.
-	handed *ledger.Ledger
-
 	// What is being read. Invariant: holding is true while the gulp's buffer
 	// is ours; rest is the part of it that was not consumed yet.
 	gulp    event.Gulp
@@ -115,7 +111,6 @@ func newLine(cfg Config, p *Parts, t Tenure, in *Inbox) *line {
 	return &line{
 		cfg: cfg, parts: p, tenure: t, inbox: in,
 		ledger:           ledger.New(),
-		handed:           ledger.New(),
 		gate:             newGate(),
 		batch:            make([]event.Event, 0, batchEvents),
 		xid:              p.XMax,
@@ -363,7 +358,7 @@ func (l *line) insert(ctx context.Context) {
 		l.received.delayed++
 		return
 	}
-	ev.Seq, ev.XID, ev.CommitLSN = l.track(), l.xid, l.commit
+	ev.Seq, ev.XID, ev.CommitLSN = l.ledger.Track(), l.xid, l.commit
 	l.identify(ev)
 	l.batch = append(l.batch, *ev)
 	l.bytes += int64(ev.Bytes)
@@ -392,12 +387,6 @@ func (l *line) dispatch(ctx context.Context) {
 		l.admit(l.batch)
 		l.batch = l.batch[:0]
 	}
-}
-
-// track numbers an event that is to be published, or settled otherwise.
-func (l *line) track() event.Seq {
-	l.handed.Track()
-	return l.ledger.Track()
 }
 
 // breathe reopens the line below the low mark, three quarters of the limits:

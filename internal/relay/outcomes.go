@@ -133,7 +133,6 @@ func (l *line) heldBack(h held) {
 	var guard []uint64
 	for i := range h.refs {
 		ref := &h.refs[i]
-		l.answered(ref.Seq)
 		l.bytes -= int64(ref.Bytes)
 		if !ref.Ordered {
 			l.park(event.Park{Ref: *ref, Action: event.ParkLater, Delay: l.cfg.HeldRetry})
@@ -166,15 +165,13 @@ func (l *line) guard(aggregates []uint64) {
 // row is known well enough to be written.
 func (l *line) takeBack(ref *event.Ref) bool {
 	if ref.Seq != event.Untracked {
-		l.answered(ref.Seq)
 		l.bytes -= int64(ref.Bytes)
 		return true
 	}
 	if !ref.Ordered {
 		return false // it is due again by itself
 	}
-	ref.Seq, ref.Due = l.track(), event.DueInfinity()
-	l.answered(ref.Seq)
+	ref.Seq, ref.Due = l.ledger.Track(), event.DueInfinity()
 	return true
 }
 
@@ -188,11 +185,4 @@ func (l *line) attempt(ref event.Ref, f event.Failure) event.Park {
 	l.log.Warn("an event is FAILED and waits for a person: cdc-relay failed show tells more",
 		"id", ref.ID, "attempts", ref.Attempts+1, "class", f.Class.String(), "error_code", f.Code)
 	return event.Park{Ref: ref, Action: event.ParkFailed, Failure: f}
-}
-
-// answered notes that the publisher is done with an event, or never gets it.
-func (l *line) answered(seq event.Seq) {
-	if err := l.handed.Resolve(seq); err != nil && l.broken == nil {
-		l.broken = fmt.Errorf("%w: an event was reported twice: %w", ErrInvariant, err)
-	}
 }

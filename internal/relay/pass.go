@@ -89,7 +89,7 @@ func (l *line) publishPage(page []event.Event) {
 		return
 	}
 	for i := range page {
-		page[i].Seq = l.track()
+		page[i].Seq = l.ledger.Track()
 		l.identify(&page[i])
 		l.passed[page[i].ID] = true
 		l.bytes += int64(page[i].Bytes)

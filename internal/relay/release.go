@@ -30,7 +30,6 @@ const (
 // are SENT.
 type release struct {
 	hash     uint64
-	kind     uint8
 	of       event.Aggregate
 	inFlight map[event.Seq]bool
 	asking   bool
@@ -100,7 +99,7 @@ func (l *line) swept(ctx context.Context, page []event.Aggregate) error {
 	}
 	for _, of := range page {
 		if ref := l.refOf(of); ref.Ordered {
-			l.gate.see(ref.Aggregate, ref.Kind, 0)
+			l.gate.block(ref.Aggregate, ref.Kind)
 		}
 		if of.Held {
 			l.startRelease(of)
@@ -143,7 +142,7 @@ func (l *line) endSweep(ctx context.Context) {
 		l.sweepAt = time.After(0)
 	}
 	for hash, m := range l.gate.marks {
-		if m.round != l.gate.round && l.gate.busy[hash] == nil && m.upTo <= l.handed.First() {
+		if m.round != l.gate.round && l.gate.busy[hash] == nil {
 			l.leave(hash)
 		}
 	}
@@ -194,7 +193,7 @@ func (l *line) tick(ctx context.Context) {
 		return err
 	}, func() error {
 		for i, of := range heads {
-			l.lookedAt(hashes[i], ids[i], of)
+			l.lookedAt(hashes[i], of)
 		}
 		l.gate.parkedMeanwhile = nil
 		return nil
@@ -203,16 +202,14 @@ func (l *line) tick(ctx context.Context) {
 
 // lookedAt decides about one aggregate. Of a row that is gone nothing is known:
 // the sweep will see.
-func (l *line) lookedAt(hash uint64, id int64, of event.Aggregate) {
-	m, known := l.gate.marks[hash]
+func (l *line) lookedAt(hash uint64, of event.Aggregate) {
+	_, known := l.gate.marks[hash]
 	switch {
 	case l.draining || of.Type == "":
 	case of.Held:
 		l.startRelease(of)
 	case of.First != 0 || !known: // it waits for its time, or for a person
 	case l.gate.busy[hash] != nil || l.gate.parkedMeanwhile[hash]: // looked at again when that is settled
-	case l.gate.upTo(hash, m.kind) > l.handed.First():
-		l.gate.touched[hash] = id
 	default:
 		l.leave(hash)
 	}
@@ -224,11 +221,11 @@ func (l *line) startRelease(of event.Aggregate) {
 		return
 	}
 	if ref.Ordered {
-		l.gate.see(ref.Aggregate, ref.Kind, 0)
+		l.gate.block(ref.Aggregate, ref.Kind)
 	}
 	a := l.gate.at(ref.Aggregate)
 	if a.release == nil {
-		a.release = &release{hash: ref.Aggregate, kind: ref.Kind, of: of, inFlight: map[event.Seq]bool{}}
+		a.release = &release{hash: ref.Aggregate, of: of, inFlight: map[event.Seq]bool{}}
 		l.gate.queue.add(a.release)
 	}
 }
@@ -241,8 +238,6 @@ func (l *line) advanceReleases(ctx context.Context) {
 		a := l.gate.busy[r.hash]
 		switch {
 		case a == nil || a.release != r: // it has ended
-		case l.gate.upTo(r.hash, r.kind) > l.handed.First():
-			l.gate.later = append(l.gate.later, r)
 		case r.last && len(a.parking) == 0 && !a.parked:
 			l.leave(r.hash)
 		default:
@@ -281,7 +276,7 @@ func (l *line) publishHeld(a *aggregate, r *release, events []event.Event, whole
 	for n < len(events) && positionOf(&events[n].Ref).before(first) && l.requeuedInFlight[events[n].ID].IsNull() {
 		ev := &events[n]
 		l.identify(ev)
-		ev.Seq = l.track()
+		ev.Seq = l.ledger.Track()
 		r.inFlight[ev.Seq] = true
 		l.requeuedInFlight[ev.ID] = ev.Due
 		l.bytes += int64(ev.Bytes)
@@ -314,7 +309,6 @@ func (l *line) endRelease(hash uint64, a *aggregate) {
 // leave opens the gate for an aggregate: nothing of it is parked any more.
 func (l *line) leave(hash uint64) {
 	l.gate.forget(hash)
-	l.parts.Publisher.Unguard([]uint64{hash})
 	a := l.gate.busy[hash]
 	if a == nil {
 		return

@@ -116,7 +116,7 @@ func (l *line) requeued(content []byte) {
 		l.m.ignored("malformed")
 		return
 	}
-	l.requeues = append(l.requeues, event.Ref{Seq: l.track(), ID: id, XID: l.xid})
+	l.requeues = append(l.requeues, event.Ref{Seq: l.ledger.Track(), ID: id, XID: l.xid})
 	l.measure()
 }
 
@@ -190,7 +190,6 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 		if found[i].Fate == event.FateGone {
 			l.m.ignored("unknown_id")
 		}
-		l.answered(refs[i].Seq)
 		if err := l.resolve(refs[i : i+1]); err != nil {
 			return err
 		}
@@ -217,6 +216,6 @@ func (l *line) mayGo(ev *event.Event, behind bool) bool {
 	if !ev.Ordered {
 		return true
 	}
-	l.gate.see(ev.Aggregate, ev.Kind, 0)
-	return !behind && l.gate.clear(&ev.Ref, l.handed.First())
+	l.gate.block(ev.Aggregate, ev.Kind)
+	return !behind && positionOf(&ev.Ref).before(l.gate.firstParking(ev.Aggregate))
 }

@@ -72,7 +72,6 @@ func (l *line) lookedUp(fates []event.Fate) error {
 			continue
 		}
 		l.bytes -= int64(l.batch[i].Bytes)
-		l.answered(l.batch[i].Seq)
 		if err := l.resolve([]event.Ref{l.batch[i].Ref}); err != nil {
 			return err
 		}
