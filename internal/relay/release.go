@@ -101,7 +101,11 @@ func (l *line) swept(ctx context.Context, page []event.Aggregate) error {
 		if ref := l.refOf(of); ref.Ordered {
 			l.gate.block(ref.Aggregate, ref.Kind)
 		}
-		if of.Held {
+		switch {
+		case !of.Held:
+		case len(l.gate.busy) > maxReleases:
+			l.sweepAgain = true
+		default:
 			l.startRelease(of)
 		}
 	}
@@ -196,6 +200,9 @@ func (l *line) tick(ctx context.Context) {
 			l.lookedAt(hashes[i], of)
 		}
 		l.gate.parkedMeanwhile = nil
+		if len(ids) == headsPage {
+			l.tick(ctx) // there are more
+		}
 		return nil
 	})
 }
