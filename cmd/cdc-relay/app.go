@@ -79,6 +79,8 @@ func (a *app) rootCommand() *cobra.Command {
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "limit for commands that end by themselves")
 	root.AddCommand(
 		a.configCommand(),
+		a.eventsCommand(),
+		a.failedCommand(),
 		a.initCommand(),
 		a.migrateCommand(),
 		a.replayCommand(),

@@ -47,13 +47,17 @@ func (s *selection) bind(value any) string {
 	return fmt.Sprintf("$%d", len(s.args))
 }
 
-// query is the statement that returns some columns, or expressions, of the
-// picked rows in order, at most limit of them.
-func (s *selection) query(columns string, limit int) (sql string, args []any) {
-	page := *s
-	page.args = slices.Clip(page.args)
-	return fmt.Sprintf("SELECT %s FROM %s WHERE %s ORDER BY %s LIMIT %s::bigint",
-		columns, s.from, strings.Join(append([]string{"true"}, s.where...), " AND "), s.order, page.bind(limit)), page.args
+// rows is the end of a statement that reads the picked rows in order, at most
+// limit of them.
+func (s *selection) rows(limit int) string {
+	where := strings.Join(append([]string{"true"}, s.where...), " AND ")
+	return fmt.Sprintf(" FROM %s WHERE %s ORDER BY %s LIMIT %s::bigint", s.from, where, s.order, s.bind(limit))
+}
+
+// query is a statement that returns some expressions of each picked row, after
+// the limit was applied: they may cost something. join may add to the row.
+func (s *selection) query(expressions, join string, limit int) string {
+	return fmt.Sprintf("SELECT %s FROM (SELECT o.*%s) o%s ORDER BY %s", expressions, s.rows(limit), join, s.order)
 }
 
 // Where rows are looked for. OFFSET 0 keeps ORDER BY and LIMIT out: for the
@@ -175,11 +179,11 @@ type Page struct {
 	After int64
 }
 
-// page tells how far a list with these ids, one more than the limit if there
-// are more, goes.
-func (t *Table) page(ctx context.Context, f Filter, ids []int64) (Page, error) {
-	if len(ids) > f.Limit {
-		return Page{After: ids[f.Limit-1]}, nil
+// page tells how far a list of these rows, one more than the limit if there are
+// more, goes.
+func (t *Table) page(ctx context.Context, f Filter, rows []Listed) (Page, error) {
+	if len(rows) > f.Limit {
+		return Page{After: rows[f.Limit-1].ID}, nil
 	}
 	if f.source() != byWalk {
 		return Page{}, nil
@@ -188,7 +192,7 @@ func (t *Table) page(ctx context.Context, f Filter, ids []int64) (Page, error) {
   SELECT {=id} AS id FROM {table} WHERE {=id} < $1::bigint ORDER BY {=id} DESC LIMIT $2::bigint) w`
 	var p Page
 	if err := t.conn.QueryRow(ctx, t.sql(sql), f.walkFrom(), MaxWalk).Scan(&p.Walked, &p.After); err != nil {
-		return Page{}, fmt.Errorf("reading how far the list goes: %w", err)
+		return Page{}, fmt.Errorf("reading how far the list goes: %w", t.explain(ctx, err))
 	}
 	if p.Walked < MaxWalk {
 		p.After = 0
@@ -215,8 +219,8 @@ func (t *Table) Match(ctx context.Context, f Filter) (Matched, error) {
 	}
 	var m Matched
 	var id int64
-	sql, args := s.query(t.sql("{id}, count(*) OVER ()"), f.Limit)
-	rows, err := t.conn.Query(ctx, sql, args...)
+	sql := t.sql("SELECT {id}, count(*) OVER ()") + s.rows(f.Limit)
+	rows, err := t.conn.Query(ctx, sql, s.args...)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&id, &m.Count}, func() error {
 			m.IDs = append(m.IDs, id)
@@ -224,7 +228,7 @@ func (t *Table) Match(ctx context.Context, f Filter) (Matched, error) {
 		})
 	}
 	if err != nil {
-		return Matched{}, fmt.Errorf("finding rows by the filter: %w", err)
+		return Matched{}, fmt.Errorf("finding rows by the filter: %w", t.explain(ctx, err))
 	}
 	m.Page, err = t.page(ctx, f, nil)
 	return m, err
