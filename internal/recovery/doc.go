@@ -9,6 +9,9 @@
 // A row can be missing only because it is not visible yet: its WAL may arrive
 // before its commit is done.
 //
+// It also knows the order of parked rows (I5): which of an aggregate is the
+// first one, and whether that waits for its release only.
+//
 // The package owns no state. Every error is an ordinary one of the database:
 // the caller tries again.
 package recovery

@@ -21,7 +21,8 @@ SELECT coalesce(bool_and(pg_visible_in_snapshot(x::text::xid8, pg_current_snapsh
   FROM unnest($1::bigint[]) x`
 
 // readSQL returns, for each id in its place, the row if it is READY and due,
-// else whether it is gone. It ends where the stored size of the payloads
+// and then whether another one is the first parked row of its aggregate, else
+// whether it is gone. It ends where the stored size of the payloads
 // before reaches the limit. infinity and NULL are never due.
 const readSQL = `
 SELECT * FROM (
@@ -29,6 +30,7 @@ SELECT * FROM (
          o.{id} IS NOT NULL AS cdc_relay_due,
          o.{id} IS NULL AND NOT EXISTS (SELECT FROM {table} g WHERE g.{id} = v.id) AS cdc_relay_gone,
          o.{commit_lsn}::text AS cdc_relay_lsn,
+         o.{commit_lsn} IS NOT NULL AND o.{id} <> ` + firstSQL + ` AS cdc_relay_behind,
          coalesce(sum(pg_column_size(o.{payload})) OVER (ORDER BY v.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)
            AS cdc_relay_before,
          o.*
@@ -62,9 +64,9 @@ func (r *Rows) Read(ctx context.Context, refs []event.Ref, maxBytes int64) ([]ev
 
 func (r *Rows) scanFound(rows pgx.Rows, refs []event.Ref, maxBytes int64) ([]event.Found, error) {
 	var place, before int64
-	var due, gone bool
+	var due, gone, behind bool
 	var lsn *string
-	s := newScanner(rows, r.cfg.Columns, &place, &due, &gone, &lsn, &before)
+	s := newScanner(rows, r.cfg.Columns, &place, &due, &gone, &lsn, &behind, &before)
 	found := make([]event.Found, 0, len(refs))
 	// The stored size may be a compressed one: count again.
 	for bytes := int64(0); len(found) == 0 || bytes < maxBytes; {
@@ -76,7 +78,7 @@ func (r *Rows) scanFound(rows pgx.Rows, refs []event.Ref, maxBytes int64) ([]eve
 		f := event.Found{Fate: event.FateSettled, Event: event.Event{Ref: event.Ref{ID: ref.ID}}}
 		switch {
 		case due:
-			f.Fate = event.FatePublish
+			f.Fate, f.Behind = event.FatePublish, behind
 			if f.Event, err = s.event(); err != nil {
 				return nil, err
 			}

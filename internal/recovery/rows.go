@@ -31,7 +31,9 @@ type Config struct {
 	// Columns gives, for a column of the design, the name of the table's
 	// column that plays its part. What is missing has the same name.
 	Columns map[string]string
-	Slot    string
+	// HasPriority tells that the table has a column for it.
+	HasPriority bool
+	Slot        string
 	// Epoch and Owner are those of the tenure: rows are requeued by the
 	// slot's leader only.
 	Epoch int64
@@ -57,12 +59,13 @@ type statements struct {
 	count, classify           string
 	read, page                string
 	survey, walk              string
+	aggregates, heads, held   string
 	raiseLowWater, requeueAll string
 }
 
 // New returns the Rows of a table. It does no I/O.
 func New(cfg Config) *Rows {
-	names := replacer(cfg.Table, cfg.Columns)
+	names := replacer(cfg)
 	return &Rows{
 		cfg: cfg,
 		db:  cfg.DB,
@@ -73,6 +76,9 @@ func New(cfg Config) *Rows {
 			page:          names.Replace(pageSQL),
 			survey:        names.Replace(surveySQL),
 			walk:          names.Replace(walkSQL),
+			aggregates:    names.Replace(aggregatesSQL),
+			heads:         names.Replace(headsSQL),
+			held:          names.Replace(heldSQL),
 			raiseLowWater: names.Replace(raiseLowWaterSQL),
 			requeueAll:    names.Replace(requeueSQL),
 		},
@@ -80,18 +86,28 @@ func New(cfg Config) *Rows {
 	}
 }
 
-func replacer(table pg.Table, columns map[string]string) *strings.Replacer {
-	pairs := []string{
-		"{table}", table.Ident(),
-		"{slot}", table.Sibling("cdc_relay_slot").Ident(),
-		"{lease}", table.Sibling("cdc_relay_lease").Ident(),
-	}
-	for _, design := range []string{"id", "send_status", "next_attempt_at", "payload", "commit_lsn"} {
+func replacer(cfg Config) *strings.Replacer {
+	quote := func(design string) string {
 		name := design
-		if mapped, ok := columns[design]; ok {
+		if mapped, ok := cfg.Columns[design]; ok {
 			name = mapped
 		}
-		pairs = append(pairs, "{"+design+"}", pgx.Identifier{name}.Sanitize())
+		return pgx.Identifier{name}.Sanitize()
+	}
+	priority := "0::smallint"
+	if cfg.HasPriority {
+		priority = "coalesce(p." + quote("priority") + ", 0)::smallint"
+	}
+	pairs := []string{
+		"{table}", cfg.Table.Ident(),
+		"{slot}", cfg.Table.Sibling("cdc_relay_slot").Ident(),
+		"{lease}", cfg.Table.Sibling("cdc_relay_lease").Ident(),
+		"{priority_of_p}", priority,
+	}
+	for _, design := range []string{
+		"id", "send_status", "next_attempt_at", "payload", "commit_lsn", "aggregate_type", "aggregate_id",
+	} {
+		pairs = append(pairs, "{"+design+"}", quote(design))
 	}
 	return strings.NewReplacer(pairs...)
 }
