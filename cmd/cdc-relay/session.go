@@ -205,7 +205,7 @@ func (o *opener) connectStream(ctx context.Context, session event.Session) (*wal
 // parts makes what works through SQL and Kafka. None of it connects yet, but
 // to ask for a transaction id.
 func (o *opener) parts(ctx context.Context, t *lease.Tenure, inbox *relay.Inbox, options pg.Options, db recovery.DB, facts doctor.Facts) (*relay.Parts, error) {
-	rows := o.rows(t, options, db)
+	rows := o.rows(t, options, db, facts.Table)
 	xmax, err := rows.XMax(ctx)
 	if err != nil {
 		return nil, err
@@ -251,7 +251,7 @@ func (o *opener) parts(ctx context.Context, t *lease.Tenure, inbox *relay.Inbox,
 // passIdle is how long a snapshot may wait for room on the line.
 const passIdle = 10 * time.Minute
 
-func (o *opener) rows(t *lease.Tenure, options pg.Options, db recovery.DB) *recovery.Rows {
+func (o *opener) rows(t *lease.Tenure, options pg.Options, db recovery.DB, table *doctor.Table) *recovery.Rows {
 	session := t.Session()
 	options.IdleInTx = passIdle
 	return recovery.New(recovery.Config{
@@ -260,27 +260,33 @@ func (o *opener) rows(t *lease.Tenure, options pg.Options, db recovery.DB) *reco
 			conn, _, err := pg.Connect(ctx, options, &session)
 			return conn, err
 		},
-		Table:   o.table(),
-		Columns: o.c.Outbox.Columns,
-		Slot:    o.c.Slot.Name,
-		Epoch:   session.Epoch,
-		Owner:   t.Owner(),
-		Page:    o.c.Reconcile.Page,
-		Missed:  o.requeueMetrics.Missed(),
+		Table:       o.table(),
+		Columns:     o.c.Outbox.Columns,
+		HasPriority: o.hasPriority(table),
+		Slot:        o.c.Slot.Name,
+		Epoch:       session.Epoch,
+		Owner:       t.Owner(),
+		Page:        o.c.Reconcile.Page,
+		Missed:      o.requeueMetrics.Missed(),
 	})
 }
 
-func (o *opener) scheduler(t *lease.Tenure, db retrysched.DB, table *doctor.Table) *retrysched.Scheduler {
-	priority, mapped := o.c.Outbox.Columns["priority"]
+// hasPriority tells whether the table has a column for the priority of events.
+func (o *opener) hasPriority(table *doctor.Table) bool {
+	name, mapped := o.c.Outbox.Columns["priority"]
 	if !mapped {
-		priority = "priority"
+		name = "priority"
 	}
-	_, hasPriority := table.Columns[priority]
+	_, has := table.Columns[name]
+	return has
+}
+
+func (o *opener) scheduler(t *lease.Tenure, db retrysched.DB, table *doctor.Table) *retrysched.Scheduler {
 	return retrysched.New(retrysched.Config{
 		DB:          db,
 		Table:       o.table(),
 		Columns:     o.c.Outbox.Columns,
-		HasPriority: hasPriority,
+		HasPriority: o.hasPriority(table),
 		Slot:        o.c.Slot.Name,
 		Epoch:       t.Session().Epoch,
 		Owner:       t.Owner(),
