@@ -22,7 +22,7 @@ import (
 // publishAll publishes events in chunks of 50 and waits until all are settled.
 func publishAll(t *testing.T, p *Publisher, out *recorder, events []event.Event) {
 	t.Helper()
-	before := len(out.ackedIDs()) + len(out.refusals())
+	before := out.count()
 	for chunk := range slices.Chunk(events, 50) {
 		p.Publish(chunk)
 		p.Flush()

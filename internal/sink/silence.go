@@ -89,17 +89,24 @@ func (q *queues) setSilent(n int) {
 }
 
 // silence gives up waiting with everything else for d's answer, once that has
-// been due for the grace time while other partitions got theirs.
+// been due for the grace time while other partitions got theirs. While no
+// broker is heard of at all, that time does not run.
 func (w *worker) silence(d *delivery) {
-	waited := time.Since(d.begun)
-	if d.probe || w.cfg.PartitionGrace == 0 || waited < w.cfg.PartitionGrace || !w.heard() {
+	if d.probe || w.cfg.PartitionGrace == 0 {
+		return
+	}
+	if !w.heard() {
+		d.since = time.Now()
+	}
+	waited := time.Since(d.since)
+	if waited < w.cfg.PartitionGrace {
 		return
 	}
 	inHand := []*record.Batch{d.batch}
 	for i := len(w.todo) - 1; i >= 0; i-- {
 		inHand = append(inHand, w.todo[i])
 	}
-	if !w.queues.silence(w.part, inHand, d.begun) {
+	if !w.queues.silence(w.part, inHand, d.since) {
 		return
 	}
 	w.todo = w.todo[:0]
@@ -122,7 +129,7 @@ func (w *worker) finishProbe(d *delivery, v verdict) {
 		w.queues.refuseHeld(untracked, bad, w.failure(d, v))
 	}
 	w.queues.reopen(w.part)
-	w.log.Info("the partition answers again: its events are published", "for", time.Since(d.begun))
+	w.log.Info("the partition answers again: its events are published", "after", time.Since(d.since))
 }
 
 // refuseHeld refuses those at the indexes bad of events that have been held,

@@ -29,6 +29,9 @@ type simulation struct {
 	missing    map[string]bool        // topics that do not exist
 	hidden     map[string]error       // topics about which the metadata tell just this
 	limits     map[string]int         // max.message.bytes, as read and as enforced
+	unreadable bool                   // the limits cannot be read
+	denied     bool                   // for scripts
+	deaf       bool                   // nothing is heard of any broker
 	down       error                  // what any request for metadata meets
 	script     func(request) response // nil: everything is accepted
 	poison     map[int64]bool         // ids of records that are refused by index with 87
@@ -58,6 +61,7 @@ type producerState struct {
 // request is one produce request as a script sees it.
 type request struct {
 	n         int // counts from 0
+	topic     string
 	partition int32
 	ids       []int64
 	producer  int64
@@ -100,7 +104,7 @@ func (s *simulation) produce(ctx context.Context, to *partition, sealed *record.
 	}
 	topic, partition := to.topic.name, to.number
 	req := s.parse(sealed)
-	req.partition = partition
+	req.topic, req.partition = topic, partition
 	s.mu.Lock()
 	req.n = s.requests
 	s.requests++
@@ -238,14 +242,21 @@ func (s *simulation) maxBytes(_ context.Context, names []string) (map[string]int
 	defer s.mu.Unlock()
 	limits := map[string]int{}
 	for _, name := range names {
-		if n := s.limits[name]; n > 0 {
+		if n := s.limits[name]; n > 0 && !s.unreadable {
 			limits[name] = n
 		}
 	}
 	return limits, nil
 }
 
-func (s *simulation) lastHeard() time.Time { return time.Now() }
+func (s *simulation) lastHeard() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.deaf {
+		return time.Time{}
+	}
+	return time.Now()
+}
 
 // set changes the simulation under its lock.
 func (s *simulation) set(f func()) {

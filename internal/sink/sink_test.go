@@ -38,11 +38,30 @@ type recorder struct {
 	changed chan struct{} // closed and replaced at each report
 	acked   []event.Ref
 	refused map[int64]event.Failure
+	held    map[int64]event.Reason
+	silent  []int
 	trouble []*fault.Blocked
+
+	seen map[event.Seq]bool // have their outcome
+	shut map[uint64]bool    // aggregates of which something was refused or held for its partition
+	// late are second outcomes, of events that are not tracked any more.
+	lateAcked   []int64
+	lateRefused map[int64]event.Failure
 }
 
 func newRecorder() *recorder {
-	return &recorder{changed: make(chan struct{}), refused: map[int64]event.Failure{}}
+	return &recorder{
+		changed: make(chan struct{}), refused: map[int64]event.Failure{}, held: map[int64]event.Reason{},
+		seen: map[event.Seq]bool{}, shut: map[uint64]bool{}, lateRefused: map[int64]event.Failure{},
+	}
+}
+
+// settle notes that an event has its one outcome.
+func (r *recorder) settle(ref *event.Ref) {
+	if r.seen[ref.Seq] {
+		panic("a second outcome for event " + strconv.FormatInt(ref.ID, 10))
+	}
+	r.seen[ref.Seq] = true
 }
 
 func (r *recorder) update(f func()) {
@@ -54,19 +73,43 @@ func (r *recorder) update(f func()) {
 }
 
 func (r *recorder) Acked(refs []event.Ref) {
-	r.update(func() { r.acked = append(r.acked, refs...) })
+	r.update(func() {
+		for i := range refs {
+			if refs[i].Seq == event.Untracked {
+				r.lateAcked = append(r.lateAcked, refs[i].ID)
+				continue
+			}
+			r.settle(&refs[i])
+			r.acked = append(r.acked, refs[i])
+		}
+	})
 }
 
-func (r *recorder) Held([]event.Ref, event.Reason) {}
-func (r *recorder) Silent(int)                     {}
+func (r *recorder) Held(refs []event.Ref, why event.Reason) {
+	r.update(func() {
+		for i := range refs {
+			r.settle(&refs[i])
+			r.held[refs[i].ID] = why
+			if why == event.HeldByOrder && !(refs[i].Ordered && r.shut[refs[i].Aggregate]) {
+				panic("held before anybody knows why: " + strconv.FormatInt(refs[i].ID, 10))
+			}
+			r.shut[refs[i].Aggregate] = r.shut[refs[i].Aggregate] || refs[i].Ordered
+		}
+	})
+}
+
+func (r *recorder) Silent(n int) { r.update(func() { r.silent = append(r.silent, n) }) }
 
 func (r *recorder) Refused(refs []event.Ref, f event.Failure) {
 	r.update(func() {
-		for _, ref := range refs {
-			if _, twice := r.refused[ref.ID]; twice {
-				panic("refused twice: " + strconv.FormatInt(ref.ID, 10))
+		for i := range refs {
+			r.shut[refs[i].Aggregate] = r.shut[refs[i].Aggregate] || refs[i].Ordered
+			if refs[i].Seq == event.Untracked {
+				r.lateRefused[refs[i].ID] = f
+				continue
 			}
-			r.refused[ref.ID] = f
+			r.settle(&refs[i])
+			r.refused[refs[i].ID] = f
 		}
 	})
 }
@@ -83,7 +126,7 @@ func (r *recorder) wait(t *testing.T, what string, cond func() bool) {
 	for {
 		r.mu.Lock()
 		ok, changed := cond(), r.changed
-		state := fmt.Sprintf("%d acked, %d refused", len(r.acked), len(r.refused))
+		state := fmt.Sprintf("%d acked, %d refused, %d held", len(r.acked), len(r.refused), len(r.held))
 		r.mu.Unlock()
 		if ok {
 			return
@@ -106,10 +149,17 @@ func await(t *testing.T, signal <-chan struct{}, what string) {
 	}
 }
 
-// settled waits until n events are acked or refused.
+// settled waits until n events are acked, refused or held.
 func (r *recorder) settled(t *testing.T, n int) {
 	t.Helper()
-	r.wait(t, strconv.Itoa(n)+" settled events", func() bool { return len(r.acked)+len(r.refused) >= n })
+	r.wait(t, strconv.Itoa(n)+" settled events", func() bool { return len(r.seen) >= n })
+}
+
+// count is the number of events with an outcome.
+func (r *recorder) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.seen)
 }
 
 func (r *recorder) ackedIDs() []int64 {
@@ -121,6 +171,23 @@ func (r *recorder) ackedIDs() []int64 {
 	}
 	return ids
 }
+
+// heldIDs returns what was held, in order of id.
+func (r *recorder) heldIDs(why event.Reason) []int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var ids []int64
+	for id, reason := range r.held {
+		if reason == why {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// refusedIDs returns what was refused, in order of id.
+func (r *recorder) refusedIDs() []int64 { return slices.Sorted(maps.Keys(r.refusals())) }
 
 // refusals returns the failures by id.
 func (r *recorder) refusals() map[int64]event.Failure {

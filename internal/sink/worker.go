@@ -32,6 +32,7 @@ type sender struct {
 	pulse      *pulse.Board
 	heard      func() bool     // a broker has sent something lately
 	requests   chan struct{}   // a slot per produce request in flight
+	retries    chan struct{}   // and one more for batches that have failed: half of the slots are for others
 	noWait     context.Context // has ended: whoever is asked with it must not wait
 }
 
@@ -44,7 +45,7 @@ func newSender(cfg *Config, deps Deps, b broker, q *queues, t *troubles, heard f
 		cfg: cfg, broker: b, queues: q, troubles: t,
 		identities: newIdentities(cfg.Identity, b, deps.Metrics, deps.Log),
 		outcomes:   deps.Outcomes, permit: deps.Permit, metrics: deps.Metrics, log: deps.Log, pulse: deps.Pulse, heard: heard,
-		requests: make(chan struct{}, cfg.MaxRequests), noWait: noWait,
+		requests: make(chan struct{}, cfg.MaxRequests), retries: make(chan struct{}, max(1, cfg.MaxRequests/2)), noWait: noWait,
 	}
 }
 
@@ -140,7 +141,7 @@ func (w *worker) settle(ctx context.Context, b *record.Batch) error {
 // delivery is the state of one batch on its way into the log.
 type delivery struct {
 	batch     *record.Batch
-	begun     time.Time
+	since     time.Time      // since when the broker owes an answer for it
 	sealed    *record.Sealed // nil: not sealed under the present identity
 	offenders []int          // records that the last answer named
 	tries     int            // requests sent
@@ -160,7 +161,7 @@ type delivery struct {
 // ctx's or Permit's: the batch is then undecided.
 func (w *worker) deliver(ctx context.Context, d *delivery) (verdict, error) {
 	w.backoff.Reset()
-	d.begun = time.Now()
+	d.since = time.Now()
 	for {
 		v, err := w.attempt(ctx, d)
 		if err != nil {
@@ -192,12 +193,13 @@ func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
 	if d.tries == 0 && w.tooLarge(d.sealed.Size()) {
 		return classify(kafka.MessageSizeTooLarge), nil
 	}
-	if err := w.admit(ctx); err != nil {
+	release, err := w.admit(ctx, d.failures > 0)
+	if err != nil {
 		return verdict{}, err
 	}
 	start := time.Now()
 	offenders, answered, err := w.broker.produce(context.WithoutCancel(ctx), w.part, d.sealed, w.ready)
-	<-w.requests
+	release()
 	w.metrics.attempted(time.Since(start), answered)
 	d.tries++
 	d.held = d.held || !answered
@@ -211,20 +213,35 @@ func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
 }
 
 // admit waits for a request slot and then for the permit to publish. Without
-// an error the slot is taken.
-func (w *worker) admit(ctx context.Context) error {
+// an error the slot is taken, until release. Batches that have failed get half
+// of the slots at most: a broker that says nothing keeps each for long.
+func (w *worker) admit(ctx context.Context, again bool) (release func(), err error) {
 	w.beat.Rest() // the others and the lease, who are waited for, have beats of their own
 	defer w.beat.Work()
-	select {
-	case w.requests <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
+	slots := []chan struct{}{w.requests}
+	if again {
+		slots = []chan struct{}{w.retries, w.requests}
+	}
+	taken := 0
+	release = func() {
+		for _, slot := range slots[:taken] {
+			<-slot
+		}
+	}
+	for _, slot := range slots {
+		select {
+		case slot <- struct{}{}:
+			taken++
+		case <-ctx.Done():
+			release()
+			return nil, ctx.Err()
+		}
 	}
 	if err := w.permit(ctx); err != nil {
-		<-w.requests
-		return fmt.Errorf("asking for the permit to publish: %w", err)
+		release()
+		return nil, fmt.Errorf("asking for the permit to publish: %w", err)
 	}
-	return nil
+	return release, nil
 }
 
 // tooLarge reports whether the topic is known not to accept so many bytes.
