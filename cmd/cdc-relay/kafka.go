@@ -52,6 +52,7 @@ func sinkConfig(c *config.Config) (sink.Config, error) {
 		BackoffMin:        c.Retry.BrokerBackoff.Min,
 		BackoffMax:        c.Retry.BrokerBackoff.Max,
 		UnknownTopicGrace: c.Kafka.UnknownTopicGrace,
+		PartitionGrace:    c.Kafka.PartitionGrace,
 		// A missing topic must not fill the line for the others.
 		WaitingEvents: c.Limits.InflightEvents / 4,
 		WaitingBytes:  int(c.Limits.InflightBytes) / 4,

@@ -40,7 +40,7 @@ func TestSinkConfig(t *testing.T) {
 	want := sink.Config{
 		Brokers: []string{"k1:9092"}, ClientID: "cdc-relay", Compression: record.LZ4, BatchBytes: 1044480, BatchRecords: 5000,
 		MaxRequests: 32, RequestTimeout: 10 * time.Second, DialTimeout: 3 * time.Second, IdleTimeout: 4 * time.Minute,
-		MetadataTTL: time.Second, BackoffMin: 50 * time.Millisecond, BackoffMax: 5 * time.Second, UnknownTopicGrace: 30 * time.Second,
+		MetadataTTL: time.Second, BackoffMin: 50 * time.Millisecond, BackoffMax: 5 * time.Second, UnknownTopicGrace: 30 * time.Second, PartitionGrace: time.Minute,
 		WaitingEvents: 12500, WaitingBytes: 6 << 20, Identity: sink.None,
 		Record: record.Config{
 			TopicTemplate: "outbox.event.{aggregate_type}", Schema: "events", KeyJSON: true, Partitioner: record.CRC32,
