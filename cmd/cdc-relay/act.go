@@ -194,12 +194,12 @@ func newActItem(r *operate.Result) actItem {
 	return item
 }
 
-func (i *actItem) row() []string {
+func (i *actItem) cells() []string {
 	id := "-"
 	if i.ID != nil {
 		id = strconv.FormatInt(*i.ID, 10)
 	}
-	return []string{id, textOr(i.EventID), i.Result, textOr(i.Status), printable(textOr(i.ErrorCode)), i.Detail}
+	return []string{id, textOr(i.EventID), i.Result, textOr(i.Status), cell(textOr(i.ErrorCode)), i.Detail}
 }
 
 func textOr(text *string) string {
@@ -216,7 +216,7 @@ func (a *act) print(c *config.Config, picked operate.Picked, results []operate.R
 	rows := make([][]string, len(results))
 	for i := range results {
 		answer.Items[i] = newActItem(&results[i])
-		rows[i] = answer.Items[i].row()
+		rows[i] = answer.Items[i].cells()
 		if results[i].Changed() {
 			answer.Changed++
 		}

@@ -22,16 +22,16 @@ func (a *app) topicsCommand() *cobra.Command {
 
 // topicItem is a topic as it is shown.
 type topicItem struct {
-	Topic     string    `json:"topic"`
-	Pinned    int       `json:"pinned"`  // partitions that keys are spread over
-	Present   *int      `json:"present"` // in Kafka; null: not there, or not known
-	Wanted    *int      `json:"wanted"`  // what the leader is to switch to; null: nothing
-	ChangedAt time.Time `json:"changed_at"`
+	Topic     string         `json:"topic"`
+	Pinned    int            `json:"pinned"`  // partitions that keys are spread over
+	Present   *int           `json:"present"` // in Kafka; null: not there, or not known
+	Wanted    *int           `json:"wanted"`  // what the leader is to switch to; null: nothing
+	ChangedAt operate.Moment `json:"changed_at"`
 }
 
 // newTopicItem shows a topic; present holds what Kafka tells.
 func newTopicItem(t operate.Topic, present map[string]int) topicItem {
-	item := topicItem{Topic: t.Name, Pinned: t.Pinned, ChangedAt: t.ChangedAt.UTC()}
+	item := topicItem{Topic: t.Name, Pinned: t.Pinned, ChangedAt: t.ChangedAt}
 	if n, ok := present[t.Name]; ok {
 		item.Present = &n
 	}
@@ -43,8 +43,8 @@ func newTopicItem(t operate.Topic, present map[string]int) topicItem {
 
 var topicHeader = []string{"TOPIC", "PINNED", "PRESENT", "WANTED", "CHANGED_AT"}
 
-func (t *topicItem) row() []string {
-	return []string{printable(t.Topic), strconv.Itoa(t.Pinned), countText(t.Present), countText(t.Wanted), t.ChangedAt.Format(time.RFC3339)}
+func (t *topicItem) cells(at time.Time) []string {
+	return []string{cell(t.Topic), strconv.Itoa(t.Pinned), countText(t.Present), countText(t.Wanted), momentText(t.ChangedAt, at)}
 }
 
 func countText(n *int) string {
@@ -83,7 +83,7 @@ func (a *app) printTopics(c *config.Config, list []operate.Topic, present map[st
 	rows := make([][]string, len(list))
 	for i, t := range list {
 		items[i] = newTopicItem(t, present)
-		rows[i] = items[i].row()
+		rows[i] = items[i].cells(time.Now())
 	}
 	return a.printItems(c.Pipeline, items, topicHeader, rows)
 }

@@ -106,13 +106,13 @@ func NewActions(table *Table, person string, timeout time.Duration) *Actions {
 // twice so that both parts go by the primary key.
 const changeSQL = `
 WITH pick AS MATERIALIZED (
-  SELECT o.id, o.commit_lsn::text FROM {table} o
+  SELECT o.id, coalesce(o.commit_lsn::text, '') AS position FROM {table} o
    WHERE o.id = ANY ($1::bigint[]) AND o.send_status = ANY ($2::smallint[]) AND (o.finished_at IS NULL OR $3::bool)
    ORDER BY o.id FOR NO KEY UPDATE OF o {locked}),
 changed AS (
   UPDATE {table} o SET {set}
     FROM pick p WHERE o.id = p.id AND o.id = ANY ($1::bigint[])
-  RETURNING o.id, o.{=event_id} AS event_id, p.commit_lsn)`
+  RETURNING o.id, o.{=event_id} AS event_id, p.position)`
 
 // changeText is the statement that carries an action out; locked says what to
 // do about rows that somebody has locked: wait, which is "", or SKIP LOCKED.
@@ -142,7 +142,7 @@ func (a *Actions) Apply(ctx context.Context, order Order, ids []int64, rate int)
 		return err
 	})
 	if err != nil {
-		err = interrupted(order.Action, len(results), doubt, len(ids), err)
+		err = interrupted(order.Action, len(results), doubt, len(ids), a.table.explain(ctx, err))
 	}
 	return results, err
 }
@@ -162,7 +162,7 @@ func interrupted(action Action, done, doubt, all int, err error) error {
 		perhaps = fmt.Sprintf(" and perhaps %d more", doubt)
 	}
 	return fmt.Errorf("%s ended after %d of %d rows%s; the others are as they were, and doing it again leaves alone what is done: %w",
-		action, done, all, perhaps, explain(err))
+		action, done, all, perhaps, err)
 }
 
 // explain adds what to do about an error that a person can do something about.
@@ -244,21 +244,17 @@ func (a *Actions) transact(ctx context.Context, order Order, ids []int64, sql st
 // change returns the rows that it has changed, and the commit positions that
 // they had, "" for none.
 func (a *Actions) change(ctx context.Context, tx pgx.Tx, order Order, ids []int64, sql string) (map[int64]string, error) {
-	rows, err := tx.Query(ctx, a.table.sql(sql), ids, codes(order.From), order.Waived,
-		a.person, string(order.Action), orNull(order.Reason), orNull(order.Filter))
-	if err != nil {
-		return nil, fmt.Errorf("changing rows: %w", err)
-	}
 	changed := make(map[int64]string)
 	var id int64
-	var position *string
-	_, err = pgx.ForEachRow(rows, []any{&id, &position}, func() error {
-		changed[id] = ""
-		if position != nil {
-			changed[id] = *position
-		}
-		return nil
-	})
+	var position string
+	rows, err := tx.Query(ctx, a.table.sql(sql), ids, codes(order.From), order.Waived,
+		a.person, string(order.Action), orNull(order.Reason), orNull(order.Filter))
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&id, &position}, func() error {
+			changed[id] = position
+			return nil
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("changing rows: %w", err)
 	}
@@ -282,7 +278,7 @@ func (a *Actions) Preview(ctx context.Context, order Order, ids []int64) ([]Resu
 		defer cancel()
 		seen, err := a.look(ctx, a.table.conn, batch)
 		if err != nil {
-			return err
+			return a.table.explain(ctx, err)
 		}
 		for _, id := range batch {
 			r := seen.result(id)
@@ -320,10 +316,29 @@ func (a *Actions) judge(ctx context.Context, tx pgx.Tx, order Order, ids []int64
 		}
 		results[i] = r
 	}
-	if len(locked) == 0 {
-		return results, nil
+	if len(locked) > 0 {
+		err = a.nameLockers(ctx, tx, results, locked)
 	}
-	return results, a.nameLockers(ctx, tx, results, locked)
+	return results, err
+}
+
+// nameLockers says of the locked rows who has them.
+func (a *Actions) nameLockers(ctx context.Context, db querier, results []Result, locked []int64) error {
+	lockers, err := a.table.lockers(ctx, db, locked)
+	if err != nil {
+		return err
+	}
+	for i := range results {
+		if results[i].Outcome != Locked {
+			continue
+		}
+		who := "another transaction"
+		if list := lockers[results[i].ID]; len(list) > 0 {
+			who = list[0].String()
+		}
+		results[i].Detail = who + " has locked it; let that transaction end, or end it, and do this again"
+	}
+	return nil
 }
 
 const noSuchRow = "there is no such row; it may have been purged or deleted"

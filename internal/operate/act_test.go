@@ -323,7 +323,7 @@ func TestLockedRow(t *testing.T) {
 		if diff := cmp.Diff([]string{"replayed READY", "locked FAILED", "replayed READY"}, outcomes(results)); diff != "" {
 			t.Errorf("results (-want +got):\n%s", diff)
 		}
-		if want := fmt.Sprintf("another transaction (pid %d) has locked it; let that end, or end it, and do this again", pid); results[1].Detail != want {
+		if want := fmt.Sprintf("pid %d has locked it; let that transaction end, or end it, and do this again", pid); results[1].Detail != want {
 			t.Errorf("detail %q, want %q", results[1].Detail, want)
 		}
 		if err := tx.Rollback(t.Context()); err != nil {

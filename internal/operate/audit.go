@@ -7,7 +7,7 @@ const auditSQL = `,
 noted AS (
   INSERT INTO {audit} (actor, action, id, event_id, reason, filter)
   SELECT ` + actorSQL + `, $5::text, c.id, c.event_id, $6::text, $7::text FROM changed c)
-SELECT c.id::bigint, c.commit_lsn FROM changed c`
+SELECT c.id::bigint, c.position FROM changed c`
 
 // actorSQL is who acts: the login, which the server vouches for, and the person
 // as the operating system names him, which it does not.

@@ -31,61 +31,50 @@ func (s states) result(id int64) Result {
 const lookSQL = `
 SELECT {id}, {event_id}::text, {send_status}, {finished_at} IS NOT NULL,
        coalesce({next_attempt_at} = 'infinity', false), coalesce({error_code}, '')
-  FROM {table} o WHERE o.id = ANY ($1::bigint[])`
+  FROM {table} o WHERE o.{=id} = ANY ($1::bigint[])`
 
 // look reads rows. What is not there is missing in the answer.
 func (a *Actions) look(ctx context.Context, db querier, ids []int64) (states, error) {
-	rows, err := db.Query(ctx, a.table.sql(lookSQL), ids)
-	if err != nil {
-		return nil, fmt.Errorf("reading rows: %w", err)
-	}
 	seen := make(states, len(ids))
 	var id int64
 	var row state
-	_, err = pgx.ForEachRow(rows, []any{&id, &row.eventID, &row.status, &row.finished, &row.held, &row.errorCode}, func() error {
-		copied := row
-		seen[id] = &copied
-		return nil
-	})
+	rows, err := db.Query(ctx, a.table.sql(lookSQL), ids)
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&id, &row.eventID, &row.status, &row.finished, &row.held, &row.errorCode}, func() error {
+			copied := row
+			seen[id] = &copied
+			return nil
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading rows: %w", err)
 	}
 	return seen, nil
 }
 
-// lockersSQL finds the transaction that holds a row by the row's xmax. It finds
-// nobody when several transactions share the lock.
+// lockersSQL goes by a row's xmax, which is a transaction that has locked or
+// changed it; several that share a lock are not told.
 const lockersSQL = `
-SELECT o.id::bigint, l.pid
+SELECT {id}, l.pid, coalesce(a.application_name, '')
   FROM {table} o
-  JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = o.xmax AND l.granted
- WHERE o.id = ANY ($1::bigint[])`
+  JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = o.xmax AND l.granted AND l.pid <> pg_backend_pid()
+  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE o.{=id} = ANY ($1::bigint[]) AND o.xmax <> '0'`
 
-// nameLockers says of the locked rows who holds them.
-func (a *Actions) nameLockers(ctx context.Context, db querier, results []Result, locked []int64) error {
-	rows, err := db.Query(ctx, a.table.sql(lockersSQL), locked)
-	if err != nil {
-		return fmt.Errorf("asking who has locked rows: %w", err)
-	}
-	pids := make(map[int64]int32)
+// lockers returns who has locked rows, as far as the server tells.
+func (t *Table) lockers(ctx context.Context, db querier, ids []int64) (map[int64][]Locker, error) {
+	who := make(map[int64][]Locker)
 	var id int64
-	var pid int32
-	_, err = pgx.ForEachRow(rows, []any{&id, &pid}, func() error {
-		pids[id] = pid
-		return nil
-	})
+	var l Locker
+	rows, err := db.Query(ctx, t.sql(lockersSQL), ids)
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&id, &l.PID, &l.Application}, func() error {
+			who[id] = append(who[id], l)
+			return nil
+		})
+	}
 	if err != nil {
-		return fmt.Errorf("asking who has locked rows: %w", err)
+		return nil, fmt.Errorf("asking who has locked rows: %w", err)
 	}
-	for i := range results {
-		if results[i].Outcome != Locked {
-			continue
-		}
-		who := "another transaction"
-		if pid, ok := pids[results[i].ID]; ok {
-			who = fmt.Sprintf("another transaction (pid %d)", pid)
-		}
-		results[i].Detail = who + " has locked it; let that end, or end it, and do this again"
-	}
-	return nil
+	return who, nil
 }

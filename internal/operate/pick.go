@@ -102,7 +102,7 @@ func (a *Actions) find(ctx context.Context, events []outbox.ID) (map[string]int6
 		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("finding the rows of events: %w", explain(err))
+		return nil, fmt.Errorf("finding the rows of events: %w", a.table.explain(ctx, err))
 	}
 	return found, nil
 }

@@ -49,7 +49,7 @@ func (a *Actions) Wait(ctx context.Context, results []Result, patience time.Dura
 // failures.
 func stopWaiting(ctx, ends context.Context, waiting []*Result, err error) error {
 	if ctx.Err() != nil || ends.Err() == nil {
-		return fmt.Errorf("waiting for %d rows, which have been replayed: %w", len(waiting), err)
+		return fmt.Errorf("waiting for %d rows, which have been replayed: %w", len(waiting), explain(err))
 	}
 	for _, r := range waiting {
 		r.Outcome = StillWaiting

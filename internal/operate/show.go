@@ -104,20 +104,9 @@ func (t *Table) readRow(ctx context.Context, f Filter, d *Detail) error {
 	return err
 }
 
-// readLockers goes by the row's xmax, which is a transaction that locked or
-// changed it; several that share a lock are not told.
 func (t *Table) readLockers(ctx context.Context, d *Detail) error {
-	const sql = `
-SELECT l.pid, coalesce(a.application_name, '')
-  FROM {table} o
-  JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = o.xmax AND l.granted AND l.pid <> pg_backend_pid()
-  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE o.{=id} = $1::bigint AND o.xmax <> '0'`
-	rows, err := t.conn.Query(ctx, t.sql(sql), d.ID)
-	if err != nil {
-		return err
-	}
-	d.Lockers, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Locker])
+	who, err := t.lockers(ctx, t.conn, []int64{d.ID})
+	d.Lockers = who[d.ID]
 	return err
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/segmentio/kafka-go"
@@ -18,7 +17,7 @@ type Topic struct {
 	Pinned int // partitions that keys are spread over
 	Wanted int // what a person has asked for and the leader is to switch to; 0: nothing
 	// ChangedAt is when the pinned count was last set.
-	ChangedAt time.Time
+	ChangedAt Moment
 }
 
 // Topics reads and changes the pinned partition counts. Not safe for concurrent
