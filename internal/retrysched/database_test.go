@@ -1,12 +1,13 @@
 package retrysched
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-relay/cdc-relay/internal/pg"
@@ -41,10 +42,13 @@ func connect(t testing.TB, db *pgtest.DB) *pgx.Conn {
 	return conn
 }
 
-// row is one of the outbox. due is SQL.
+// row is one of the outbox. due and lsn are SQL; of is the aggregate's id, and
+// kind its type if that is not t.
 type row struct {
+	kind, of string
 	status   int
 	due      string
+	lsn      string
 	priority int
 	attempts int
 }
@@ -53,7 +57,8 @@ func (r row) insert(t testing.TB, conn *pgx.Conn) (id int64) {
 	t.Helper()
 	err := conn.QueryRow(t.Context(), fmt.Sprintf(`INSERT INTO public.outbox
 		(aggregate_type, aggregate_id, event_type, send_status, priority, attempts, commit_lsn, next_attempt_at)
-		VALUES ('t', 'a', 'e', $1, $2, $3, '0/1', %s) RETURNING id`, r.due), r.status, r.priority, r.attempts).Scan(&id)
+		VALUES ($1, $2, 'e', $3, $4, $5, %s, %s) RETURNING id`, cmp.Or(r.lsn, "NULL"), r.due),
+		cmp.Or(r.kind, "t"), cmp.Or(r.of, "a"), r.status, r.priority, r.attempts).Scan(&id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,9 +82,10 @@ func TestRequeue(t *testing.T) {
 		db.Exec(t, fmt.Sprintf("SELECT pg_create_logical_replication_slot('requeue_%s', 'test_decoding')", db.Name))
 		retried := row{due: "now() - interval '1 s'", attempts: 3}.insert(t, conn)
 		delayed := row{due: "now() - interval '1 h'"}.insert(t, conn)
+		replayed := row{due: "now() - interval '1 s'", lsn: "'0/1'"}.insert(t, conn)
 		inFlight := row{due: "now()"}.insert(t, conn)
 		for _, r := range []row{
-			{due: "NULL"}, {due: "now() + interval '1 h'"}, {due: "'infinity'"},
+			{due: "NULL"}, {due: "now() + interval '1 h'"}, {due: "'infinity'", lsn: "'0/1'"},
 			{status: 2, due: "now() - interval '1 h'"}, {status: 3, due: "'infinity'"}, {status: 5, due: "now() - interval '1 h'"},
 		} {
 			r.insert(t, conn)
@@ -93,14 +99,14 @@ func TestRequeue(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := dues(t, conn)
-		want := []requeued{{retried, 3}, {delayed, 0}}
-		if diff := cmp.Diff(want, requeue(t, d, inFlight), cmp.AllowUnexported(requeued{})); diff != "" {
+		want := []requeued{{retried, true}, {delayed, false}, {replayed, true}}
+		if diff := gocmp.Diff(want, requeue(t, d, inFlight), gocmp.AllowUnexported(requeued{})); diff != "" {
 			t.Errorf("requeued (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(before, dues(t, conn)); diff != "" {
+		if diff := gocmp.Diff(before, dues(t, conn)); diff != "" {
 			t.Errorf("due times (-before +after):\n%s", diff)
 		}
-		if diff := cmp.Diff([]int64{retried, delayed}, messages(t, conn)); diff != "" {
+		if diff := gocmp.Diff([]int64{retried, delayed, replayed}, messages(t, conn)); diff != "" {
 			t.Errorf("messages in the slot (-want +got):\n%s", diff)
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
@@ -160,7 +166,7 @@ func TestRequeueInOrder(t *testing.T) {
 			}
 			got, done = append(got, batch), append(done, batch...)
 		}
-		if diff := cmp.Diff([][]int64{{ids[1], ids[3]}, {ids[0], ids[2]}, nil}, got); diff != "" {
+		if diff := gocmp.Diff([][]int64{{ids[1], ids[3]}, {ids[0], ids[2]}, nil}, got); diff != "" {
 			t.Errorf("batches (-want +got):\n%s", diff)
 		}
 	})
@@ -172,12 +178,15 @@ func TestRequeueInAMappedTable(t *testing.T) {
 		db.Exec(t, `CREATE SCHEMA "My Schema";
 			CREATE TABLE "My Schema".cdc_relay_slot (slot text, epoch bigint, owner uuid);
 			INSERT INTO "My Schema".cdc_relay_slot VALUES ('s1', 3, '00000000-0000-0000-0000-000000000007');
-			CREATE TABLE "My Schema"."Out.Box" ("Nr" integer PRIMARY KEY, send_status smallint, attempts integer, next_attempt_at timestamptz);
-			INSERT INTO "My Schema"."Out.Box" VALUES (7, 0, 1, '2000-01-01')`)
+			CREATE TABLE "My Schema"."Out.Box" ("Nr" integer PRIMARY KEY, kind varchar(9), "Of" char(3), send_status smallint, attempts integer,
+				next_attempt_at timestamptz, commit_lsn pg_lsn);
+			INSERT INTO "My Schema"."Out.Box" VALUES (7, 'k', 'a', 0, 1, '2000-01-01', '0/7'), (8, 'k', 'a', 0, 1, '2000-01-01', '0/6'),
+				(9, 'k', 'b', 0, NULL, '2000-01-01', NULL), (10, 'free', 'a', 0, 0, '2000-01-01', '0/7'), (11, 'free', 'a', 0, 0, '2000-01-01', '0/6')`)
 		d, _ := setup(t, db, func(c *Config) {
-			c.Table, c.Columns, c.HasPriority = pg.Table{Schema: "My Schema", Name: "Out.Box"}, map[string]string{"id": "Nr"}, false
+			c.Table, c.HasPriority, c.Columns = pg.Table{Schema: "My Schema", Name: "Out.Box"}, false, map[string]string{"id": "Nr", "aggregate_type": "kind", "aggregate_id": "Of"}
+			c.Block, c.Except = true, []string{"free"}
 		})
-		if diff := cmp.Diff([]requeued{{7, 1}}, requeue(t, d), cmp.AllowUnexported(requeued{})); diff != "" {
+		if diff := gocmp.Diff([]requeued{{8, true}, {9, false}, {10, true}, {11, true}}, requeue(t, d), gocmp.AllowUnexported(requeued{})); diff != "" {
 			t.Errorf("requeued (-want +got):\n%s", diff)
 		}
 	})

@@ -12,7 +12,7 @@ type Metrics struct {
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	vec := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "cdc_relay_requeued_total",
-		Help: "Rows that the leader lets come through the slot: after a failed attempt, delayed ones, and those the slot never showed.",
+		Help: "Rows that the leader lets come through the slot: after a failure, delayed ones, and those the slot never showed.",
 	}, []string{"reason"})
 	reg.MustRegister(vec)
 	return &Metrics{retry: vec.WithLabelValues("retry"), delayed: vec.WithLabelValues("delayed"), missed: vec.WithLabelValues("missed")}
@@ -21,12 +21,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 // Missed counts the rows that a reconcile requeues.
 func (m *Metrics) Missed() prometheus.Counter { return m.missed }
 
-// requeued counts a row. One without a failed attempt was delayed from the
-// beginning, or requeued before.
-func (m *Metrics) requeued(attempts int32) {
-	if attempts == 0 {
-		m.delayed.Inc()
+// requeued counts a row.
+func (m *Metrics) requeued(retry bool) {
+	if retry {
+		m.retry.Inc()
 		return
 	}
-	m.retry.Inc()
+	m.delayed.Inc()
 }

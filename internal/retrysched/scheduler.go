@@ -28,7 +28,12 @@ type Config struct {
 	Columns map[string]string
 	// HasPriority tells that the table has a column for it.
 	HasPriority bool
-	Slot        string
+	// Block tells that, of an aggregate's parked rows that have a commit
+	// position, only the first one is requeued. Except names the aggregate types
+	// for which the opposite holds.
+	Block  bool
+	Except []string
+	Slot   string
 	// Epoch and Owner are those of the tenure.
 	Epoch int64
 	Owner [16]byte
@@ -53,8 +58,8 @@ type table interface {
 }
 
 type requeued struct {
-	id       int64
-	attempts int32
+	id    int64
+	retry bool // after the relay had parked it; else it was delayed from the beginning
 }
 
 // Scheduler requeues due rows. Run is called once; the other methods are safe
@@ -142,7 +147,7 @@ func (s *Scheduler) runOnce(ctx context.Context) error {
 		return err
 	}
 	for _, row := range rows {
-		s.m.requeued(row.attempts)
+		s.m.requeued(row.retry)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ type memTable struct {
 	mu        sync.Mutex
 	start     time.Time
 	due       map[int64]time.Duration // since start
-	attempts  map[int64]int32
+	retried   map[int64]bool
 	end       pglogrepl.LSN
 	confirmed pglogrepl.LSN
 	lags      bool // the slot stays where it is
@@ -71,7 +71,7 @@ func (m *memTable) requeue(_ context.Context, except []int64) (rows []requeued, 
 	var ids []int64
 	for id, due := range m.due {
 		if due <= now && !slices.Contains(except, id) && len(rows) < m.batch {
-			rows = append(rows, requeued{id: id, attempts: m.attempts[id]})
+			rows = append(rows, requeued{id: id, retry: m.retried[id]})
 			m.log = append(m.log, requeueAt{now, id})
 			ids = append(ids, id)
 		}
@@ -156,7 +156,7 @@ func at(seconds int, id int64) requeueAt { return requeueAt{time.Duration(second
 func TestDueRowsAreRequeuedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := run(t, &memTable{due: map[int64]time.Duration{1: 0, 2: 2500 * time.Millisecond, 3: time.Hour}, attempts: map[int64]int32{2: 4}}, nil)
+		b := run(t, &memTable{due: map[int64]time.Duration{1: 0, 2: 2500 * time.Millisecond, 3: time.Hour}, retried: map[int64]bool{2: true}}, nil)
 		b.until(2500 * time.Millisecond)
 		b.Returned([]int64{1})
 		b.until(20 * time.Second)
