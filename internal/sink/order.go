@@ -67,15 +67,17 @@ func (q *queues) close(ref *event.Ref) {
 	}
 }
 
-// report makes the reports. The lock is held: a refusal must be with the
-// caller before anybody can see that its aggregate is closed.
+// report makes the reports, causes first: what is held for the order comes
+// behind something refused or held for its partition. The lock is held, so that
+// the cause is with the caller before anybody can see that the aggregate is
+// closed.
 func (q *queues) report() {
 	for _, r := range q.reports.refused {
 		q.outcomes.Refused(r.refs, r.failure)
 	}
-	for why, refs := range q.reports.held {
-		if len(refs) > 0 {
-			q.outcomes.Held(refs, event.Reason(why))
+	for _, why := range []event.Reason{event.HeldByPartition, event.HeldByOrder} {
+		if refs := q.reports.held[why]; len(refs) > 0 {
+			q.outcomes.Held(refs, why)
 		}
 	}
 	q.reports = reports{}

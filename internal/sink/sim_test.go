@@ -37,6 +37,7 @@ type simulation struct {
 	poison     map[int64]bool         // ids of records that are refused by index with 87
 	noIDs      error                  // what a request for a producer id meets
 	logs       map[string][]int64     // ids by topic/partition
+	first      map[int64]int          // when an id was first stored, as a count over all partitions
 	states     map[string]map[int64]*producerState
 	nextID     int64
 	requests   int
@@ -82,7 +83,7 @@ type response struct {
 func newSimulation(t *testing.T, partitions int) *simulation {
 	s := &simulation{
 		t: t, partitions: partitions, missing: map[string]bool{}, hidden: map[string]error{}, limits: map[string]int{}, poison: map[int64]bool{},
-		logs: map[string][]int64{}, values: map[int64]string{}, states: map[string]map[int64]*producerState{},
+		logs: map[string][]int64{}, first: map[int64]int{}, values: map[int64]string{}, states: map[string]map[int64]*producerState{},
 	}
 	t.Cleanup(s.checkOwed)
 	return s
@@ -152,7 +153,7 @@ func (s *simulation) accept(place, topic string, req request) ([]int, bool, erro
 		return index, true, kafka.InvalidRecord
 	}
 	if req.producer < 0 {
-		s.logs[place] = append(s.logs[place], req.ids...)
+		s.store(place, req.ids)
 		return nil, true, nil
 	}
 	if s.states[place] == nil {
@@ -171,8 +172,17 @@ func (s *simulation) accept(place, topic string, req request) ([]int, bool, erro
 	}
 	state.batches[req.sequence] = len(req.ids)
 	state.next += int32(len(req.ids))
-	s.logs[place] = append(s.logs[place], req.ids...)
+	s.store(place, req.ids)
 	return nil, true, nil
+}
+
+func (s *simulation) store(place string, ids []int64) {
+	for _, id := range ids {
+		if _, known := s.first[id]; !known {
+			s.first[id] = len(s.first)
+		}
+	}
+	s.logs[place] = append(s.logs[place], ids...)
 }
 
 // parse reads a batch with another client's code.

@@ -26,6 +26,8 @@ type scriptedPins struct {
 	err    error
 	calls  int
 	asked  int // for what is wanted
+
+	repinErr error
 }
 
 func (p *scriptedPins) Wanted(context.Context) (map[string]int, error) {
@@ -41,10 +43,10 @@ func (p *scriptedPins) Wanted(context.Context) (map[string]int, error) {
 func (p *scriptedPins) Repin(_ context.Context, _ string, wanted int) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.err == nil && wanted == p.wanted {
+	if p.repinErr == nil && wanted == p.wanted {
 		p.pinned, p.wanted = wanted, 0
 	}
-	return p.pinned, p.err
+	return p.pinned, p.repinErr
 }
 
 func (p *scriptedPins) Pin(_ context.Context, _ string, present int) (int, error) {
