@@ -128,6 +128,14 @@ func (f Filter) String() string {
 	if f.After > 0 {
 		add("after", strconv.FormatInt(f.After, 10))
 	}
+	for _, is := range []struct {
+		set  bool
+		flag string
+	}{{len(f.Statuses) > 0 && !f.Open, "--include-waived"}, {f.Parked, "--parked"}, {f.Held, "--held"}} {
+		if is.set {
+			parts = append(parts, is.flag)
+		}
+	}
 	return strings.Join(parts, " ")
 }
 

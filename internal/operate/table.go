@@ -38,12 +38,12 @@ type Table struct {
 const lockTimeout = "5s"
 
 // prepareSQL pins how this session finds rows. A plan that was made while the
-// table was empty, or never analysed, would read all of it; one that is so
-// forbidden has a cost that makes the server compile it.
+// table was empty, or never analysed, would read and sort all of it. Without
+// jit the server does not compile a plan because of what a pin adds to its cost.
 const prepareSQL = `
 SELECT set_config('timezone', 'UTC', false), set_config('lock_timeout', $1, false),
-       set_config('enable_seqscan', 'off', false), set_config('max_parallel_workers_per_gather', '0', false),
-       set_config('jit', 'off', false)`
+       set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
+       set_config('max_parallel_workers_per_gather', '0', false), set_config('jit', 'off', false)`
 
 const columnsSQL = `
 SELECT attname::text, atttypid FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped`
