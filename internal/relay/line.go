@@ -363,12 +363,18 @@ func (l *line) insert(ctx context.Context) {
 	l.batch = append(l.batch, *ev)
 	l.bytes += int64(ev.Bytes)
 	l.received.events++
-	l.measure()
-	if l.full || len(l.batch) == cap(l.batch) {
+	if len(l.batch) == cap(l.batch) {
 		l.dispatch(ctx)
 	}
-	if l.full {
-		l.flush() // what is pending must go out, or room never comes back
+	l.makeRoom(ctx)
+}
+
+// makeRoom closes the line when it is full: what is in hand and what is pending
+// must go out then, or room never comes back.
+func (l *line) makeRoom(ctx context.Context) {
+	if l.measure(); l.full {
+		l.dispatch(ctx)
+		l.flush()
 	}
 }
 

@@ -172,6 +172,7 @@ func (l *line) takeBack(ref *event.Ref) bool {
 		return false // it is due again by itself
 	}
 	ref.Seq, ref.Due = l.ledger.Track(), event.DueInfinity()
+	l.gate.park(ref) // a release must not read the row before it is written
 	return true
 }
 

@@ -71,7 +71,7 @@ func (l *line) message(ctx context.Context) {
 	case string(m.Prefix) == l.cfg.ProbePrefix:
 		l.probed(ctx, m.Content)
 	case string(m.Prefix) == l.cfg.RequeuePrefix:
-		l.requeued(m.Content)
+		l.requeued(ctx, m.Content)
 	default:
 		l.m.ignored("foreign")
 	}
@@ -110,14 +110,14 @@ func (l *line) sendHeartbeat(ctx context.Context) {
 
 // requeued tracks a row that is to be read and published. The slot does not
 // pass its message before the row is resolved.
-func (l *line) requeued(content []byte) {
+func (l *line) requeued(ctx context.Context, content []byte) {
 	id, ok := parseID(content)
 	if !ok {
 		l.m.ignored("malformed")
 		return
 	}
 	l.requeues = append(l.requeues, event.Ref{Seq: l.ledger.Track(), ID: id, XID: l.xid})
-	l.measure()
+	l.makeRoom(ctx)
 }
 
 // parseID reads the content of a requeue message: a positive int8 in decimal,
