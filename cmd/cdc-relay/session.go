@@ -82,7 +82,7 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 	if err != nil {
 		return nil, err
 	}
-	stream, err := o.connectStream(ctx, session)
+	stream, err := o.connectStream(ctx, tenure)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +169,8 @@ func needsPass(slot *doctor.Slot, t *lease.Tenure) bool {
 
 // connectStream makes the replication connection and proves that it reaches
 // the server of the session.
-func (o *opener) connectStream(ctx context.Context, session event.Session) (*wal.Stream, error) {
+func (o *opener) connectStream(ctx context.Context, t *lease.Tenure) (*wal.Stream, error) {
+	session := t.Session()
 	options, err := replicationOptions(o.c)
 	if err != nil {
 		return nil, err
@@ -183,6 +184,7 @@ func (o *opener) connectStream(ctx context.Context, session event.Session) (*wal
 		Slot:            o.c.Slot.Name,
 		Publication:     o.c.Slot.Publication,
 		ConfirmInterval: o.c.Slot.ConfirmInterval,
+		Permit:          t.Permit,
 		Log:             o.log,
 		Pulse:           o.vitals.pulse,
 	})

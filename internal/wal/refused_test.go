@@ -140,6 +140,24 @@ func TestStartEvictsOurselves(t *testing.T) {
 	start(t, config(t, server.DSN())).stopClean(t)
 }
 
+// A relay that does not lead any more, because it was frozen on its way to the
+// stream, leaves the walsender of its successor alone.
+func TestStartEvictsOnlyAsLeader(t *testing.T) {
+	t.Parallel()
+	server := waltest.Serve(t, waltest.Script{
+		waltest.Login(nil), waltest.Identify(noTimeout),
+		waltest.Refuse("START_REPLICATION", "55006", `replication slot "s" is active for PID 42`),
+		waltest.Answer("SELECT s.active_pid", []string{"42", "cdc-relay/s"}),
+	}) // anything more the script would refuse
+	cfg := config(t, server.DSN())
+	cfg.Permit = func(context.Context) error { return fault.ErrFenced }
+	s := connect(t, cfg)
+	defer s.Close()
+	if err := s.Start(t.Context()); !errors.Is(err, fault.ErrFenced) {
+		t.Errorf("got error %v, want ErrFenced", err)
+	}
+}
+
 // A stranger is left alone; when it goes, we start.
 func TestStartWaitsForStranger(t *testing.T) {
 	t.Parallel()

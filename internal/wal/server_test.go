@@ -49,6 +49,33 @@ func (o *outbox) config(t testing.TB) wal.Config {
 	return cfg
 }
 
+// login makes a login with the REPLICATION attribute and no other rights. It
+// goes with the test.
+func (o *outbox) login(t testing.TB, name string) string {
+	t.Helper()
+	name = o.slot + "_" + name // roles belong to the whole server
+	o.exec(t, "CREATE ROLE "+name+" LOGIN REPLICATION")
+	t.Cleanup(func() {
+		conn, err := pgx.Connect(context.Background(), o.db.DSN)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(context.Background())
+		if _, err := conn.Exec(context.Background(), "DROP ROLE "+name); err != nil {
+			t.Error(err)
+		}
+	})
+	return name
+}
+
+// configOf is the configuration of a stream under a login.
+func (o *outbox) configOf(t testing.TB, login string) wal.Config {
+	t.Helper()
+	cfg := o.config(t)
+	cfg.Conn.User = login
+	return cfg
+}
+
 func (o *outbox) createSlot(t testing.TB) pglogrepl.LSN {
 	t.Helper()
 	s := connect(t, o.config(t))
@@ -192,6 +219,28 @@ func TestRealTakeOver(t *testing.T) {
 		o.createSlot(t)
 		old := start(t, o.config(t))
 		next := start(t, o.config(t)) // has the same application name
+		if err := old.end(t); err == nil {
+			t.Error("the earlier leader's stream ended cleanly")
+		}
+		next.stopClean(t)
+	})
+}
+
+// Only the login that streams may end the walsender of an earlier leader: it
+// is no superuser, and neither is another login of the relay.
+func TestRealTakeOverByLogin(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		o := newOutbox(t, db)
+		o.createSlot(t)
+		streams, writes := o.login(t, "streams"), o.login(t, "writes")
+
+		old := start(t, o.configOf(t, streams))
+		other := connect(t, o.configOf(t, writes))
+		defer other.Close()
+		wantBlocked(t, other.Start(t.Context()), "slot.active")
+
+		next := start(t, o.configOf(t, streams))
 		if err := old.end(t); err == nil {
 			t.Error("the earlier leader's stream ended cleanly")
 		}

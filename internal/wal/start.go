@@ -29,8 +29,10 @@ var errNoRow = errors.New("the server returned no row")
 // Start begins to stream from the slot, whose own position is the only one
 // that counts. Call it after the server has been proved and while the caller
 // leads the slot: a walsender of the same application name that still holds
-// the slot is then a remnant of an earlier leader, and is terminated. A slot
-// that stays active for 10 s, is missing or is lost, is a *fault.Blocked.
+// the slot is then a remnant of an earlier leader, and is terminated, once
+// Config.Permit has said that the caller still leads: one that was frozen on
+// its way here must not end the stream of its successor. A slot that stays
+// active for 10 s, is missing or is lost, is a *fault.Blocked.
 func (s *Stream) Start(ctx context.Context) error {
 	deadline := time.Now().Add(slotPatience)
 	for wait := slotRetryFirst; ; wait = min(2*wait, slotRetryMost) {
@@ -48,7 +50,9 @@ func (s *Stream) Start(ctx context.Context) error {
 		if time.Now().After(deadline) {
 			return holder.blocked(s.slot, err)
 		}
-		s.evict(ctx, holder)
+		if err := s.evict(ctx, holder); err != nil {
+			return err
+		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for slot %q: %w", s.slot, ctx.Err())
@@ -126,11 +130,16 @@ func (s *Stream) holder(ctx context.Context) (slotHolder, error) {
 }
 
 // evict ends the walsender of an earlier leader. That it is gone shows when
-// the slot is free.
-func (s *Stream) evict(ctx context.Context, holder slotHolder) {
+// the slot is free. The only error is that of the permit.
+func (s *Stream) evict(ctx context.Context, holder slotHolder) error {
 	ours := s.application[:min(len(s.application), maxName)]
 	if holder.pid == "" || ours == "" || holder.application != ours {
-		return
+		return nil
+	}
+	if s.permit != nil {
+		if err := s.permit(ctx); err != nil {
+			return fmt.Errorf("taking slot %q over from process %s of the server: %w", s.slot, holder.pid, err)
+		}
 	}
 	s.log.Info("terminating the walsender of an earlier leader", "pid", holder.pid)
 	_, err := s.row(ctx, `SELECT pg_catalog.pg_terminate_backend(s.active_pid) FROM pg_catalog.pg_replication_slots s `+
@@ -138,6 +147,7 @@ func (s *Stream) evict(ctx context.Context, holder slotHolder) {
 	if err != nil && !errors.Is(err, errNoRow) {
 		s.log.Warn("the walsender that holds the slot could not be terminated", "pid", holder.pid, "err", err)
 	}
+	return nil
 }
 
 // unusableSlot tells why a slot that is there cannot be streamed from.

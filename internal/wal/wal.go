@@ -31,6 +31,10 @@ type Config struct {
 	// ConfirmInterval is how long to wait between two statuses, at most a
 	// second and a tenth of the server's wal_sender_timeout. 0 is the most.
 	ConfirmInterval time.Duration
+	// Permit is asked before the walsender of another relay is terminated: nil
+	// while the caller leads for certain, else it waits or returns an error,
+	// which Start returns. It may be nil, for a caller without rivals.
+	Permit func(context.Context) error
 	// Log receives changes of state. Required.
 	Log *slog.Logger
 	// Pulse gets the beats of Run's goroutines. It may be nil.
@@ -46,7 +50,8 @@ type Stream struct {
 	application string
 	interval    time.Duration // between two standby statuses
 	patience    time.Duration // without a message before the server is asked for one
-	rhythm      sendRhythm    // owned by Run
+	permit      func(context.Context) error
+	rhythm      sendRhythm // owned by Run
 	log         *slog.Logger
 	pulse       *pulse.Board
 	config      *pgconn.Config
@@ -74,6 +79,7 @@ func Connect(ctx context.Context, cfg Config) (*Stream, error) {
 		slot:        cfg.Slot,
 		publication: cfg.Publication,
 		application: cfg.Conn.RuntimeParams["application_name"],
+		permit:      cfg.Permit,
 		log:         cfg.Log.With("slot", cfg.Slot),
 		pulse:       cfg.Pulse,
 		config:      replicationConfig(cfg.Conn),
