@@ -386,7 +386,7 @@ func (l *line) measure() {
 // dispatch hands the batch over, through the lookup window while it is open.
 func (l *line) dispatch(ctx context.Context) {
 	switch {
-	case len(l.batch) == 0:
+	case len(l.batch) == 0 || l.window.busy():
 	case l.window != nil:
 		l.lookUp(ctx)
 	default:
