@@ -16,9 +16,10 @@ import (
 )
 
 const (
-	// takeLockTimeout bounds the wait for a write-back of the old leader that
-	// still holds the fence row.
-	takeLockTimeout = "2s"
+	// takeTimeouts bound the wait for a write-back of the old leader that still
+	// holds the fence row, and how long an instance that is frozen in the middle
+	// of taking the lease keeps it from all others.
+	takeTimeouts = "SET LOCAL lock_timeout = '2s'; SET LOCAL idle_in_transaction_session_timeout = '2s'"
 	// stepTimeout bounds each step of opening a connection and competing.
 	stepTimeout = 10 * time.Second
 )
@@ -97,7 +98,7 @@ func (c *conn) take(ctx context.Context, v view, s pg.Server) (won bool, err err
 	defer cancel()
 	l := c.lease
 	err = pgx.BeginFunc(ctx, c.db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '"+takeLockTimeout+"'"); err != nil {
+		if _, err := tx.Exec(ctx, takeTimeouts); err != nil {
 			return err
 		}
 		next := v.nextEpoch()

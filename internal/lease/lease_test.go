@@ -37,6 +37,7 @@ func TestOnServers(t *testing.T) {
 			"an active slot keeps a neglected lease":     testActiveSlotKeepsANeglectedLease,
 			"only what was seen is taken":                testOnlyWhatWasSeenIsTaken,
 			"one of many wins":                           testOneOfManyWins,
+			"frozen in the middle of a take":             testFrozenInTheMiddleOfATake,
 			"acquire again":                              testAcquireAgain,
 			"a copy of the database is refused":          testCopyOfTheDatabaseIsRefused,
 			"a login without the tables":                 testLoginWithoutTheTables,
@@ -261,6 +262,55 @@ func testOneOfManyWins(t *testing.T, c *cluster) {
 		t.Errorf("rows after %d rounds: %+v", round.Load(), r)
 	}
 }
+
+// An instance that is frozen while it takes the lease keeps the others from it
+// for a moment only.
+func testFrozenInTheMiddleOfATake(t *testing.T, c *cluster) {
+	freezer := &freezer{at: "cdc_relay_slot\" SET epoch", frozen: make(chan struct{}), thaw: make(chan struct{})}
+	cfg := c.quick()
+	cfg.Connect = func(ctx context.Context, expect *event.Session) (*pgx.Conn, pg.Server, error) {
+		return c.connectTraced(ctx, expect, freezer)
+	}
+	ctx, cancel := context.WithCancel(patient(t))
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := newLease(t, cfg).Acquire(ctx, cancel) // stands by once it is thawed
+		ended <- err
+	}()
+	<-freezer.frozen
+	tenure, err := newLease(t, c.quick()).Acquire(patient(t), func() {})
+	close(freezer.thaw)
+	if err != nil {
+		t.Fatalf("Acquire while another instance is frozen: %v", err)
+	}
+	t.Cleanup(tenure.unlink)
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the thawed instance: %v, want that it had to stand by", err)
+	}
+	if diff := cmp.Diff(row{Epoch: 1, LeaseEpoch: 1, SameOwner: true}, c.row(t)); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+}
+
+// freezer stops the client, once, before it sends a statement.
+type freezer struct {
+	at           string // part of the statement
+	once         sync.Once
+	frozen, thaw chan struct{}
+}
+
+func (f *freezer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(q.SQL, f.at) {
+		f.once.Do(func() {
+			close(f.frozen)
+			<-f.thaw
+		})
+	}
+	return ctx
+}
+
+func (*freezer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // After a session that ended without a release the same process need not wait
 // for itself.

@@ -49,8 +49,27 @@ func (c *cluster) quick() Config {
 	}
 }
 
+func (c *cluster) options() pg.Options {
+	return pg.Options{DSN: c.DSN, LocalCommit: true, ApplicationName: "lease/" + c.slot}
+}
+
 func (c *cluster) connect(ctx context.Context, expect *event.Session) (*pgx.Conn, pg.Server, error) {
-	return pg.Connect(ctx, pg.Options{DSN: c.DSN, LocalCommit: true, ApplicationName: "lease/" + c.slot}, expect)
+	return pg.Connect(ctx, c.options(), expect)
+}
+
+// connectTraced is connect with a tracer that sees every statement.
+func (c *cluster) connectTraced(ctx context.Context, expect *event.Session, tracer pgx.QueryTracer) (*pgx.Conn, pg.Server, error) {
+	conf, err := c.options().ConnConfig()
+	if err != nil {
+		return nil, pg.Server{}, err
+	}
+	conf.Tracer = tracer
+	conn, err := pgx.ConnectConfig(ctx, conf)
+	if err != nil {
+		return nil, pg.Server{}, err
+	}
+	server, err := pg.Prove(ctx, conn, expect)
+	return conn, server, err
 }
 
 func newLease(t *testing.T, cfg Config) *Lease {
