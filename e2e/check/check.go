@@ -219,6 +219,7 @@ func (c *checker) holds() {
 
 // records walks the topics: identity of each record, copies, first occurrences.
 func (c *checker) records() {
+	var copies []string // examples
 	slices.SortFunc(c.Records, func(a, b Record) int {
 		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Offset, b.Offset))
 	})
@@ -233,14 +234,16 @@ func (c *checker) records() {
 		case r.Key != e.Aggregate.ID:
 			c.problem(Foreign, "%s of row %d has the key %q, the row %q", r.place(), r.RowID, r.Key, e.Aggregate.ID)
 		}
-		if _, again := c.first[r.RowID]; again {
-			c.report.Duplicates++
+		if first, again := c.first[r.RowID]; again {
+			if c.report.Duplicates++; len(copies) < 5 {
+				copies = append(copies, fmt.Sprintf("row %d of %s/%s: %s, again %s", r.RowID, e.Aggregate.Type, e.Aggregate.ID, first.place(), r.place()))
+			}
 		} else {
 			c.first[r.RowID] = r
 		}
 	}
 	if c.report.Duplicates > c.MaxDuplicates {
-		c.problem(Duplicate, "%d records too many, at most %d allowed", c.report.Duplicates, c.MaxDuplicates)
+		c.problem(Duplicate, "%d records too many, at most %d allowed; %s", c.report.Duplicates, c.MaxDuplicates, strings.Join(copies, "; "))
 	}
 }
 

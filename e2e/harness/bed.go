@@ -58,6 +58,7 @@ type Bed struct {
 	dir     string
 	relays  []*Relay
 	sampler *sampler
+	deleted []check.Record // of topics that are gone
 }
 
 // NewBed makes a bed in a fresh database and sets it up by the relay's own
@@ -118,6 +119,21 @@ func (b *Bed) makeTopics(o Options) {
 
 // Topic is the topic of an aggregate type.
 func (b *Bed) Topic(aggregateType string) string { return b.prefix + aggregateType }
+
+// DeleteTopic deletes the topic of an aggregate type. What it held then counts
+// for the checker all the same.
+func (b *Bed) DeleteTopic(aggregateType string) {
+	b.t.Helper()
+	topic := b.Topic(aggregateType)
+	records, err := b.Admin.Read(b.t.Context(), topic)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.deleted = append(b.deleted, records...)
+	if err := b.Admin.Delete(b.t.Context(), topic); err != nil {
+		b.t.Fatal(err)
+	}
+}
 
 // Topics are all topics of the bed.
 func (b *Bed) Topics() []string {

@@ -97,7 +97,7 @@ func (b *Bed) Check(allow Allow) *check.Report {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	run.Records = records
+	run.Records = append(records, b.deleted...)
 	return run.Check()
 }
 

@@ -6,12 +6,14 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/cdc-relay/cdc-relay/e2e/check"
@@ -53,11 +55,13 @@ func (a *Admin) Create(ctx context.Context, partitions int32, settings map[strin
 	return nil
 }
 
-// Delete removes topics.
+// Delete removes topics. One that is not there is no error.
 func (a *Admin) Delete(ctx context.Context, names ...string) error {
 	answers, err := a.adm.DeleteTopics(ctx, names...)
-	if err == nil {
-		err = answers.Error()
+	for _, answer := range answers {
+		if err == nil && !errors.Is(answer.Err, kerr.UnknownTopicOrPartition) {
+			err = answer.Err
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("deleting topics %v: %w", names, err)
