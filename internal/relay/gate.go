@@ -25,16 +25,17 @@ type gate struct {
 	// touched names, for each aggregate with something settled since the last
 	// look at it, the row that was.
 	touched map[uint64]int64
-	// parkedMeanwhile are aggregates with a park begun since the running
-	// question about touched ones was asked; nil while none runs.
-	parkedMeanwhile map[uint64]bool
-	round           uint32 // of the sweep
-	queue           releaseQueue
-	later           []*release // to be queued at the next tick
-	pages           int        // pages of held rows that are being read
-	waiting         int        // events that wait in memory
-	waitingBytes    int64
-	silent          int // partitions that do not answer
+	// Aggregates with a park begun or settled since a question was asked that
+	// is still running: its answer may be older than that. nil while none runs.
+	whileLooking map[uint64]bool // at the first rows of touched ones
+	whileReading map[uint64]bool // requeued rows
+	round        uint32          // of the sweep
+	queue        releaseQueue
+	later        []*release // to be queued at the next tick
+	pages        int        // pages of held rows that are being read
+	waiting      int        // events that wait in memory
+	waitingBytes int64
+	silent       int // partitions that do not answer
 }
 
 // maxMarks bounds the memory of the gate, to about 50 MB.
@@ -68,7 +69,8 @@ type aggregate struct {
 	parking map[event.Seq]position // on their way to the rows
 	release *release               // its held rows are being published; nil: no
 	waiting []event.Event          // behind its last held rows
-	// parked: one was begun since the last page of held rows was asked for.
+	// parked: a park was begun or settled since the last page of held rows was
+	// asked for.
 	parked bool
 }
 
@@ -194,10 +196,7 @@ func (g *gate) forget(hash uint64) {
 func (g *gate) park(ref *event.Ref) {
 	a := g.at(ref.Aggregate)
 	a.parking[ref.Seq] = positionOf(ref)
-	a.parked = true
-	if g.parkedMeanwhile != nil {
-		g.parkedMeanwhile[ref.Aggregate] = true
-	}
+	g.changed(ref.Aggregate, a)
 	g.block(ref.Aggregate, ref.Kind)
 }
 
@@ -206,6 +205,16 @@ func (g *gate) setSilent(hash uint64) {
 	if m, known := g.marks[hash]; known {
 		m.silent = true
 		g.marks[hash] = m
+	}
+}
+
+// changed makes answers that may be older than a park worth nothing.
+func (g *gate) changed(hash uint64, a *aggregate) {
+	a.parked = true
+	for _, meanwhile := range []map[uint64]bool{g.whileLooking, g.whileReading} {
+		if meanwhile != nil {
+			meanwhile[hash] = true
+		}
 	}
 }
 
@@ -225,7 +234,10 @@ func (g *gate) firstParking(hash uint64) position {
 // settled takes note of a resolved event.
 func (g *gate) settled(ref *event.Ref) {
 	if a := g.busy[ref.Aggregate]; a != nil {
-		delete(a.parking, ref.Seq)
+		if _, parking := a.parking[ref.Seq]; parking {
+			delete(a.parking, ref.Seq)
+			g.changed(ref.Aggregate, a)
+		}
 		if r := a.release; r != nil {
 			delete(r.inFlight, ref.Seq)
 			g.queue.add(r)

@@ -172,7 +172,7 @@ func (l *line) tick(ctx context.Context) {
 		l.gate.queue.add(r)
 	}
 	l.gate.later = nil
-	if l.gate.parkedMeanwhile != nil || len(l.gate.touched) == 0 || l.draining {
+	if l.gate.whileLooking != nil || len(l.gate.touched) == 0 || l.draining {
 		return
 	}
 	var hashes []uint64
@@ -190,7 +190,7 @@ func (l *line) tick(ctx context.Context) {
 	if len(ids) == 0 {
 		return
 	}
-	l.gate.parkedMeanwhile = map[uint64]bool{}
+	l.gate.whileLooking = map[uint64]bool{}
 	var heads []event.Aggregate
 	l.ask(ctx, "looking at the first parked rows of aggregates", func() (err error) {
 		heads, err = l.parts.Rows.Heads(ctx, ids)
@@ -199,7 +199,7 @@ func (l *line) tick(ctx context.Context) {
 		for i, of := range heads {
 			l.lookedAt(hashes[i], of)
 		}
-		l.gate.parkedMeanwhile = nil
+		l.gate.whileLooking = nil
 		if len(ids) == headsPage {
 			l.tick(ctx) // there are more
 		}
@@ -216,7 +216,7 @@ func (l *line) lookedAt(hash uint64, of event.Aggregate) {
 	case of.Held:
 		l.startRelease(of)
 	case of.First != 0 || !known: // it waits for its time, or for a person
-	case l.gate.busy[hash] != nil || l.gate.parkedMeanwhile[hash]: // looked at again when that is settled
+	case l.gate.busy[hash] != nil || l.gate.whileLooking[hash]: // looked at again when that is settled
 	default:
 		l.leave(hash)
 	}
@@ -255,6 +255,7 @@ func (l *line) advanceReleases(ctx context.Context) {
 
 func (l *line) readHeld(ctx context.Context, a *aggregate, r *release) {
 	r.asking, a.parked = true, false
+	first := l.gate.firstParking(r.hash)
 	l.gate.pages++
 	var events []event.Event
 	var whole bool
@@ -265,20 +266,23 @@ func (l *line) readHeld(ctx context.Context, a *aggregate, r *release) {
 		l.gate.pages--
 		r.asking = false
 		if !l.draining && a.release == r {
-			l.publishHeld(a, r, events, whole)
+			l.publishHeld(a, r, first, events, whole)
 		}
 		return nil
 	})
 }
 
-// publishHeld publishes a page, as far as it is not overtaken by rows that are
-// on their way to be parked.
-func (l *line) publishHeld(a *aggregate, r *release, events []event.Event, whole bool) {
+// publishHeld publishes a page, as far as it does not overtake rows that are on
+// their way to be parked, or were when the page was asked for; first was the
+// first of those.
+func (l *line) publishHeld(a *aggregate, r *release, first position, events []event.Event, whole bool) {
 	if len(events) == 0 && !whole {
 		l.endRelease(r.hash, a) // the first one waits for something else
 		return
 	}
-	first := l.gate.firstParking(r.hash)
+	if now := l.gate.firstParking(r.hash); now.before(first) {
+		first = now
+	}
 	n := 0
 	for n < len(events) && positionOf(&events[n].Ref).before(first) && l.requeuedInFlight[events[n].ID].IsNull() {
 		ev := &events[n]
@@ -292,8 +296,8 @@ func (l *line) publishHeld(a *aggregate, r *release, events []event.Event, whole
 	r.closing = r.closing || whole || n < heldPage
 	r.last = whole && n == len(events)
 	switch {
-	case n == 0 && r.last: // nothing is left
-		l.gate.queue.add(r)
+	case n == 0 && r.last && len(a.parking) == 0 && !a.parked: // nothing is left
+		l.leave(r.hash)
 		return
 	case n == 0: // it is not the first one's turn yet
 		l.gate.later = append(l.gate.later, r)

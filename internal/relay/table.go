@@ -144,7 +144,7 @@ func (l *line) read(ctx context.Context) {
 	n := min(len(l.requeues), readRows)
 	refs := append([]event.Ref(nil), l.requeues[:n]...)
 	l.requeues = l.requeues[:copy(l.requeues, l.requeues[n:])]
-	l.reading, l.settledMeanwhile = n, map[int64]bool{}
+	l.reading, l.settledMeanwhile, l.gate.whileReading = n, map[int64]bool{}, map[uint64]bool{}
 	var found []event.Found
 	l.ask(ctx, "reading requeued rows", func() (err error) {
 		found, err = l.parts.Rows.Read(ctx, refs, l.cfg.InflightBytes/4)
@@ -161,7 +161,8 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 		return fmt.Errorf("%w: of %d requeued rows %d were read", ErrInvariant, len(refs), len(found))
 	}
 	meanwhile := l.settledMeanwhile
-	l.reading, l.settledMeanwhile = 0, nil
+	parked := l.gate.whileReading
+	l.reading, l.settledMeanwhile, l.gate.whileReading = 0, nil, nil
 	again := append([]event.Ref(nil), refs[len(found):]...)
 	var due []event.Event
 	var returned, settled []int64
@@ -179,7 +180,7 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 		case l.requeuedInFlight[ev.ID] == ev.Due: // it is in flight already
 		default:
 			l.requeuedInFlight[ev.ID] = ev.Due
-			if !l.mayGo(ev, found[i].Behind) {
+			if !l.mayGo(ev, found[i].Behind, parked) {
 				l.hold(ev.Ref)
 				continue
 			}
@@ -209,13 +210,14 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 	return l.broken
 }
 
-// mayGo reports whether a requeued row is its aggregate's first. Whichever way,
-// later events of the aggregate wait for it.
-func (l *line) mayGo(ev *event.Event, behind bool) bool {
+// mayGo reports whether a requeued row is its aggregate's first, in the table and
+// among what is on its way there. Whichever way, later events of the aggregate
+// wait for it.
+func (l *line) mayGo(ev *event.Event, behind bool, parkedMeanwhile map[uint64]bool) bool {
 	l.identify(ev)
 	if !ev.Ordered {
 		return true
 	}
 	l.gate.block(ev.Aggregate, ev.Kind)
-	return !behind && positionOf(&ev.Ref).before(l.gate.firstParking(ev.Aggregate))
+	return !behind && !parkedMeanwhile[ev.Aggregate] && positionOf(&ev.Ref).before(l.gate.firstParking(ev.Aggregate))
 }
