@@ -194,8 +194,8 @@ func (l *Lease) sameSystem(v view, s pg.Server) error {
 		Reason: "slot.system",
 		What: fmt.Sprintf("slot %q was last led on database system %d and this is system %d: a restored dump, a clone or an upgraded cluster",
 			l.cfg.Slot, *v.systemID, s.SystemID),
-		Remedy: fmt.Sprintf("if a relay still serves the original, stop this one; if this copy is to publish from now on, run: "+
-			"UPDATE %s SET system_identifier = NULL, timeline = NULL, saved_lsn = NULL WHERE slot = '%s'", l.sql.leaseTable, l.cfg.Slot),
+		Remedy: "if a relay still serves the original, stop this one; if this copy is to publish from now on, run: " +
+			"cdc-relay slot adopt --confirm " + l.cfg.Slot,
 	}
 }
 

@@ -9,19 +9,15 @@ import (
 // statements is the SQL of one schema. $1 is the slot in all of
 // them; $2 and $3 are owner and epoch where they decide.
 type statements struct {
-	leaseTable string
-
 	ensureSlot, ensureLease, observe, takeLease, takeSlot, renew, release string
 }
 
 func newStatements(schema string) statements {
-	lease := pgx.Identifier{schema, "cdc_relay_lease"}.Sanitize()
 	names := strings.NewReplacer(
 		"{slot}", pgx.Identifier{schema, "cdc_relay_slot"}.Sanitize(),
-		"{lease}", lease,
+		"{lease}", pgx.Identifier{schema, "cdc_relay_lease"}.Sanitize(),
 	)
 	return statements{
-		leaseTable:  lease,
 		ensureSlot:  names.Replace(ensureSlotSQL),
 		ensureLease: names.Replace(ensureLeaseSQL),
 		observe:     names.Replace(observeSQL),
