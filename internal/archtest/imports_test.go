@@ -59,6 +59,7 @@ var table = map[string][]string{
 	"internal/doctor":      {"internal/event", "internal/fault", "internal/pg", "migrations", "outbox", pglogrepl, pgx, kafkaGo},
 
 	"internal/operate": {"internal/event", "internal/fault", "internal/pg", "internal/sink/record", "outbox", pgx, kafkaGo},
+	"internal/slot":    {"internal/pg", pglogrepl, pgx},
 
 	"internal/pg":      {"internal/event", "internal/fault", pgx},
 	"internal/pulse":   {},
