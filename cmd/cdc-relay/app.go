@@ -86,6 +86,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.replayCommand(),
 		a.runCommand(),
 		a.skipCommand(),
+		a.slotCommand(),
 		a.statusCommand(),
 		a.topicsCommand(),
 		a.versionCommand(),

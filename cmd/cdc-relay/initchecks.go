@@ -14,6 +14,7 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/internal/recovery"
+	"github.com/cdc-relay/cdc-relay/internal/slot"
 	"github.com/cdc-relay/cdc-relay/migrations"
 )
 
@@ -89,7 +90,7 @@ func missingSlot(ctx context.Context, conn *pgx.Conn, c *config.Config) (string,
 	case c.Slot.Failover && facts.Version < failoverSlots:
 		return "", noFailoverSlots()
 	case facts.Slot == nil:
-		return createSlotSQL(c.Slot), firstProblem(problems, "pg.wal_level")
+		return slot.CreateSQL(c.Slot.Name, c.Slot.Failover) + ";", firstProblem(problems, "pg.wal_level")
 	case c.Slot.Failover:
 		if err := checkFailover(ctx, conn, c.Slot.Name); err != nil {
 			return "", err
@@ -103,15 +104,6 @@ func noFailoverSlots() error {
 		Remedy: "set slot.failover to false"}
 }
 
-// createSlotSQL may hold the name between quotes: it is letters, digits and
-// underscores only.
-func createSlotSQL(c config.Slot) string {
-	if c.Failover {
-		return fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', 'pgoutput', failover => true);", c.Name)
-	}
-	return fmt.Sprintf("SELECT pg_create_logical_replication_slot('%s', 'pgoutput');", c.Name)
-}
-
 // checkFailover refuses an existing slot that is not copied to standbys.
 func checkFailover(ctx context.Context, conn *pgx.Conn, name string) error {
 	var failover bool
@@ -121,7 +113,7 @@ func checkFailover(ctx context.Context, conn *pgx.Conn, name string) error {
 	}
 	if !failover {
 		return &fault.Blocked{Reason: "slot.failover", What: "the slot " + name + " is no failover slot, and slot.failover is set",
-			Remedy: "stop the relay and run on a replication connection: ALTER_REPLICATION_SLOT " + name + " (FAILOVER true), or set slot.failover to false"}
+			Remedy: "stop the relay and run: cdc-relay slot recreate --confirm " + name + "; or set slot.failover to false"}
 	}
 	return nil
 }
@@ -129,19 +121,31 @@ func checkFailover(ctx context.Context, conn *pgx.Conn, name string) error {
 // makeSlot creates the slot as the login that streams. The server waits with
 // it for every transaction that is writing.
 func makeSlot(ctx context.Context, conn *pgx.Conn, c *config.Config, sql string) error {
+	streaming, err := connectStreaming(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer pg.Close(streaming)
+	_, err = streaming.Exec(ctx, sql)
+	return waitedForWriters(ctx, conn, err)
+}
+
+// connectStreaming connects for a command as the login that streams. How long
+// a statement may take is for --timeout alone to decide.
+func connectStreaming(ctx context.Context, c *config.Config) (*pgx.Conn, error) {
 	options, err := replicationOptions(c)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		options.StatementTimeout = time.Until(deadline) // --timeout alone decides
+		options.StatementTimeout = time.Until(deadline)
 	}
-	streaming, _, err := pg.Connect(ctx, options, nil)
-	if err != nil {
-		return err
-	}
-	defer streaming.Close(context.WithoutCancel(ctx))
-	_, err = streaming.Exec(ctx, sql)
+	conn, _, err := pg.Connect(ctx, options, nil)
+	return conn, err
+}
+
+// waitedForWriters explains why a slot was not created in time.
+func waitedForWriters(ctx context.Context, conn *pgx.Conn, err error) error {
 	if err == nil || ctx.Err() == nil && pg.Code(err) != pg.CodeQueryCanceled {
 		return err
 	}

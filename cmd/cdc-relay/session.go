@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -91,7 +92,10 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 		stream.Close()
 		return nil, err
 	}
-	if facts.Slot == nil {
+	if facts.Slot != nil && facts.Slot.Lost() {
+		err = o.dropLost(ctx, stream, &facts)
+	}
+	if err == nil && facts.Slot == nil {
 		err = o.createSlot(ctx, pool, stream, facts)
 	}
 	var parts *relay.Parts
@@ -104,7 +108,7 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 	if err != nil {
 		stream.Close()
 		pool.Close()
-		return nil, pg.Explain(err)
+		return nil, o.unblock(pg.Explain(err))
 	}
 	source := newSource(stream)
 	o.source.Store(source)
@@ -125,7 +129,7 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 }
 
 // check returns what the database tells about itself, once everything is as it
-// must be. Only the slot may be missing, if it is to be created.
+// must be, but for what the relay mends by itself.
 func (o *opener) check(ctx context.Context, options pg.Options, session *event.Session) (doctor.Facts, error) {
 	conn, _, err := pg.Connect(ctx, options, session)
 	if err != nil {
@@ -133,10 +137,42 @@ func (o *opener) check(ctx context.Context, options pg.Options, session *event.S
 	}
 	defer pg.Close(conn)
 	facts, err := doctor.Check(ctx, conn, doctorConfig(o.c))
-	if b := fault.AsBlocked(err); b != nil && b.Reason == doctor.SlotMissing && o.c.Slot.Create {
+	if b := fault.AsBlocked(err); b != nil && o.mends(b) {
 		return facts, nil
 	}
 	return facts, err
+}
+
+// mends reports whether the relay itself does something about a condition.
+func (o *opener) mends(b *fault.Blocked) bool {
+	switch b.Reason {
+	case doctor.SlotMissing:
+		return o.c.Slot.Create
+	case doctor.SlotLost, doctor.SlotInvalidated:
+		return o.c.Slot.RecreateIfLost
+	}
+	return false
+}
+
+// unblock makes an error that soon passes of a condition that came after the
+// check, if the relay will mend it.
+func (o *opener) unblock(err error) error {
+	if b := fault.AsBlocked(err); b != nil && o.mends(b) {
+		return errors.New(b.What)
+	}
+	return err
+}
+
+// dropLost drops a slot that can never be streamed from again. What it would
+// have shown is READY in the table.
+func (o *opener) dropLost(ctx context.Context, stream *wal.Stream, facts *doctor.Facts) error {
+	o.log.Warn("the slot is lost: dropping it, to create it anew and to publish from the table what it would have shown",
+		"slot", o.c.Slot.Name, "wal_status", facts.Slot.WALStatus, "invalidation", facts.Slot.Invalidated)
+	if err := stream.DropLostSlot(ctx); err != nil {
+		return err
+	}
+	facts.Slot = nil
+	return nil
 }
 
 // createSlot makes the slot, as the login that streams.
@@ -151,7 +187,7 @@ func (o *opener) createSlot(ctx context.Context, db recovery.DB, stream *wal.Str
 	case codeTooManySlots, pg.CodeNoPrivilege:
 		return &fault.Blocked{Reason: doctor.SlotMissing,
 			What:   fmt.Sprintf("the slot %s is missing and cannot be created (SQLSTATE %s)", o.c.Slot.Name, pg.Code(err)),
-			Remedy: "give the login that streams the REPLICATION attribute, and raise max_replication_slots if all are in use; or create the slot with cdc-relay init --apply",
+			Remedy: "give the login that streams the REPLICATION attribute, and raise max_replication_slots if all are in use; or create the slot with cdc-relay slot create",
 			Err:    err}
 	}
 	return err

@@ -51,6 +51,8 @@ type Slot struct {
 	Publication string
 	// Create lets the relay create a slot that is missing.
 	Create bool
+	// RecreateIfLost lets the relay drop a slot that is lost and create it anew.
+	RecreateIfLost bool
 	// Failover creates a slot that is copied to standbys (PostgreSQL 17+).
 	Failover bool
 	// ProbeInterval is the time between two probe messages.

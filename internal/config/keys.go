@@ -94,6 +94,8 @@ var slotKeys = []key{
 		func(c *Config) *string { return &c.Slot.Publication }, isName),
 	entry("slot.create", "true", "create the slot when it is missing",
 		func(c *Config) *bool { return &c.Slot.Create }),
+	entry("slot.recreate_if_lost", "true", "drop a slot that is lost and create it anew; READY rows are then published from the table",
+		func(c *Config) *bool { return &c.Slot.RecreateIfLost }),
 	entry("slot.failover", "false", "create it as a failover slot (PostgreSQL 17 and later)",
 		func(c *Config) *bool { return &c.Slot.Failover }),
 	entry("slot.probe_interval", "30s", "time between two probe messages, whose way back shows that the slot delivers",
@@ -253,7 +255,7 @@ var processKeys = []key{
 // later names keys and sections that belong to the contract and have no effect
 // in this version. Accepting them silently would promise what is not done.
 var later = []string{
-	"slot.recreate_if_lost", "kafka.transactional_id", "failure.include_detail",
+	"kafka.transactional_id", "failure.include_detail",
 	"reconcile.sweep_after", "retention",
 	"http.tls", "http.token", "http.pprof_listen",
 	"page", "tracing", "poll",

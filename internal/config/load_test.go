@@ -131,11 +131,11 @@ func TestProblems(t *testing.T) {
 				"config: postgresql: is unknown; did you mean postgres?",
 				"config: limits.drain_timeout: is unknown; did you mean shutdown.drain_timeout?",
 			}},
-		{name: "later version", yaml: "retention: {consumed: 14d}\nhttp: {token: x}\nslot: {recreate_if_lost: true}",
+		{name: "later version", yaml: "retention: {consumed: 14d}\nhttp: {token: x}\nfailure: {include_detail: true}",
 			want: []string{
 				"config: retention: is not in this version; remove it",
 				"config: http.token: is not in this version; remove it",
-				"config: slot.recreate_if_lost: is not in this version; remove it",
+				"config: failure.include_detail: is not in this version; remove it",
 			}},
 		{name: "what happens on failure", yaml: "failure: {on_failure: stop, by_type: {order: wait}}",
 			want: []string{

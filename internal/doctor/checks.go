@@ -18,6 +18,13 @@ const oldestVersion = 140000
 // all checks: with it alone, everything else is as it must be.
 const SlotMissing = "slot.exists"
 
+// The reasons of a slot that can never be streamed from again. As with
+// SlotMissing, everything else is as it must be.
+const (
+	SlotLost        = "slot.wal_status"
+	SlotInvalidated = "slot.invalidation"
+)
+
 // report collects the problems of one group of checks.
 type report []*fault.Blocked
 
@@ -160,7 +167,7 @@ func checkSlot(f Facts, cfg Config) []*fault.Blocked {
 	var r report
 	s := f.Slot
 	if s == nil {
-		r.add(SlotMissing, fmt.Sprintf("there is no replication slot %s", cfg.Slot), "run: cdc-relay init --apply, or set slot.create to true")
+		r.add(SlotMissing, fmt.Sprintf("there is no replication slot %s", cfg.Slot), "run: cdc-relay slot create, or set slot.create to true")
 		return r
 	}
 	const another = "name another one in slot.name"
@@ -173,12 +180,13 @@ func checkSlot(f Facts, cfg Config) []*fault.Blocked {
 	if s.Temporary {
 		r.add("slot.temporary", fmt.Sprintf("the slot %s is temporary", cfg.Slot), another)
 	}
-	again := fmt.Sprintf("run: SELECT pg_drop_replication_slot('%s'); with slot.create the relay makes a new one and publishes what is READY first", cfg.Slot)
+	again := fmt.Sprintf("run: cdc-relay slot recreate --confirm %s, or set slot.recreate_if_lost to true: what is READY is then published from the table", cfg.Slot)
 	switch {
+	case !s.Lost():
 	case s.Invalidated != "":
-		r.add("slot.invalidation", fmt.Sprintf("the slot %s was invalidated (%s)", cfg.Slot, s.Invalidated), again)
-	case s.WALStatus == "lost":
-		r.add("slot.wal_status", fmt.Sprintf("the slot %s has lost WAL that it needs", cfg.Slot), again)
+		r.add(SlotInvalidated, fmt.Sprintf("the slot %s was invalidated (%s)", cfg.Slot, s.Invalidated), again)
+	default:
+		r.add(SlotLost, fmt.Sprintf("the slot %s has lost WAL that it needs", cfg.Slot), again)
 	}
 	return r
 }

@@ -70,6 +70,9 @@ type Slot struct {
 	Confirmed    pglogrepl.LSN
 }
 
+// Lost reports whether the slot can never be streamed from again.
+func (s *Slot) Lost() bool { return s.WALStatus == "lost" || s.Invalidated != "" }
+
 // Look reads the facts. It changes nothing.
 func Look(ctx context.Context, conn *pgx.Conn, cfg Config) (Facts, error) {
 	var f Facts

@@ -94,7 +94,7 @@ func (s *Stream) startError(ctx context.Context, err error) error {
 	switch pg.Code(err) {
 	case codeUndefined:
 		blocked.Reason, blocked.What = "slot.exists", fmt.Sprintf("there is no replication slot %q", s.slot)
-		blocked.Remedy = "run cdc-relay init --apply, which creates it"
+		blocked.Remedy = "run: cdc-relay slot create"
 	case codeNoPrivilege:
 		blocked.Reason, blocked.What = "pg.replication_conn", "the login may not use replication slots"
 		blocked.Remedy = "give the role the REPLICATION attribute (on RDS: GRANT rds_replication)"
@@ -128,9 +128,9 @@ func notice(body []byte) error {
 	return nil
 }
 
-// dropIt is what cures a slot that cannot be streamed any more.
-func dropIt(slot string) string {
-	return fmt.Sprintf("SELECT pg_drop_replication_slot('%s'): the relay creates it anew and publishes the READY rows of the table first, so nothing is lost", slot)
+// recreate is what cures a slot that cannot be streamed any more.
+func recreate(slot string) string {
+	return fmt.Sprintf("run: cdc-relay slot recreate --confirm %s: what is READY is then published from the table, so nothing is lost", slot)
 }
 
 // explain finishes the error that ended a stream: only the database can tell
@@ -143,7 +143,7 @@ func (s *Stream) explain(ctx context.Context, err error) error {
 		return &fault.Blocked{
 			Reason: "pub.young",
 			What:   fmt.Sprintf("publication %q is younger than the position of slot %q", s.publication, s.slot),
-			Remedy: dropIt(s.slot),
+			Remedy: recreate(s.slot),
 			Err:    err,
 		}
 	}

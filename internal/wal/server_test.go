@@ -322,11 +322,14 @@ func TestRealSlot(t *testing.T) {
 		if db.Version >= 17 && o.query(t, "SELECT failover::text FROM pg_replication_slots WHERE slot_name = '"+o.slot+"'") != "true" {
 			t.Error("the slot is no failover slot")
 		}
-		if err := s.DropSlot(t.Context()); err != nil {
-			t.Fatal(err)
+		if err := s.DropLostSlot(t.Context()); db.Version >= 17 && !errors.Is(err, wal.ErrNotLost) {
+			t.Errorf("dropping a slot that is well: %v, want ErrNotLost", err)
 		}
-		if err := s.DropSlot(t.Context()); err != nil {
-			t.Errorf("dropping a slot that is not there: %v", err)
+		if db.Version >= 17 {
+			o.exec(t, "SELECT pg_drop_replication_slot('"+o.slot+"')")
+		}
+		if err := s.DropLostSlot(t.Context()); !errors.Is(err, wal.ErrNotLost) {
+			t.Errorf("dropping a slot that is not there: %v, want ErrNotLost", err)
 		}
 		lsn, err := s.CreateSlot(t.Context(), false)
 		if err != nil || lsn == 0 {
@@ -361,7 +364,12 @@ func TestRealSlotLost(t *testing.T) {
 			s := connect(t, o.config(t))
 			defer s.Close()
 			wantBlocked(t, s.Start(t.Context()), "slot.wal_status")
-			if err := s.DropSlot(t.Context()); err != nil {
+			elsewhere := connect(t, (&outbox{db: cluster.New(t), slot: o.slot}).config(t))
+			defer elsewhere.Close()
+			if err := elsewhere.DropLostSlot(t.Context()); !errors.Is(err, wal.ErrNotLost) {
+				t.Errorf("dropping a lost slot of another database: %v, want ErrNotLost", err)
+			}
+			if err := s.DropLostSlot(t.Context()); err != nil {
 				t.Errorf("dropping the lost slot: %v", err)
 			}
 		})

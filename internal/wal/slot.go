@@ -38,16 +38,23 @@ func (s *Stream) CreateSlot(ctx context.Context, failover bool) (pglogrepl.LSN, 
 	return lsn, nil
 }
 
-// DropSlot drops the slot. One that is not there is no error.
-func (s *Stream) DropSlot(ctx context.Context) error {
-	_, err := s.row(ctx, "SELECT pg_catalog.pg_drop_replication_slot(slot_name) "+
-		"FROM pg_catalog.pg_replication_slots WHERE slot_name = "+literal(s.slot), 1)
+// ErrNotLost says that a slot is not one that DropLostSlot drops.
+var ErrNotLost = errors.New("it is not there, or can be streamed from, or belongs to another plugin or database")
+
+// DropLostSlot drops the slot if it can never be streamed from again: the
+// server has removed WAL that it needs, or has invalidated it. Any other slot
+// stays, which is ErrNotLost; so does one that is in use, which is an error of
+// the server.
+func (s *Stream) DropLostSlot(ctx context.Context) error {
+	_, err := s.row(ctx, `SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) FROM pg_catalog.pg_replication_slots s `+
+		`WHERE s.slot_name = `+literal(s.slot)+` AND s.plugin = `+literal(outputPlugin)+` AND s.database = pg_catalog.current_database() `+
+		`AND (s.wal_status = 'lost' OR pg_catalog.to_jsonb(s) ->> 'invalidation_reason' IS NOT NULL)`, 1)
 	if errors.Is(err, errNoRow) {
-		return nil
+		err = ErrNotLost
 	}
 	if err != nil {
-		return fmt.Errorf("dropping slot %q: %w", s.slot, err)
+		return fmt.Errorf("dropping slot %q, which is lost: %w", s.slot, err)
 	}
-	s.log.Info("slot dropped")
+	s.log.Info("slot dropped: it was lost")
 	return nil
 }

@@ -169,7 +169,7 @@ func (s *Stream) unusableSlot(ctx context.Context, cause error) error {
 		return blocked("slot.database", "belongs to another database", "set slot.name to a slot of this database")
 	case status == "lost":
 		return blocked("slot.wal_status", "is lost: the server has removed WAL that it needs, or has invalidated it",
-			dropIt(s.slot))
+			recreate(s.slot))
 	}
 	return fmt.Errorf("starting to stream from slot %q: %w", s.slot, safe(cause))
 }
