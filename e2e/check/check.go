@@ -90,8 +90,9 @@ type Run struct {
 	// Waived are rows that a person has skipped or deleted: they need no
 	// record, and nothing waits for them.
 	Waived map[int64]bool
-	// Unordered are rows that may come at any place: delayed ones.
-	Unordered map[int64]bool
+	// Unordered are rows that may come at any place, Repeated are rows that may
+	// come more than once.
+	Unordered, Repeated map[int64]bool
 }
 
 // Kind classifies a problem.
@@ -235,6 +236,9 @@ func (c *checker) records() {
 			c.problem(Foreign, "%s of row %d has the key %q, the row %q", r.place(), r.RowID, r.Key, e.Aggregate.ID)
 		}
 		if first, again := c.first[r.RowID]; again {
+			if c.Repeated[r.RowID] {
+				continue
+			}
 			if c.report.Duplicates++; len(copies) < 5 {
 				copies = append(copies, fmt.Sprintf("row %d of %s/%s: %s, again %s", r.RowID, e.Aggregate.Type, e.Aggregate.ID, first.place(), r.place()))
 			}

@@ -69,6 +69,10 @@ func TestCheckSeesPlantedFaults(t *testing.T) {
 		}, []Kind{Disorder}},
 		{"an aggregate in two partitions", func(r *Run) { r.Records[4].Partition = 7 }, []Kind{Disorder}},
 		{"a copy more than allowed", func(r *Run) { r.copyOf(0, 100) }, []Kind{Duplicate}},
+		{"a copy of another row than the one that may be repeated", func(r *Run) {
+			r.Repeated = map[int64]bool{2: true}
+			r.copyOf(0, 100)
+		}, []Kind{Duplicate}},
 		{"a copy under another event id", func(r *Run) {
 			r.MaxDuplicates = 1
 			r.copyOf(0, 100)
@@ -159,6 +163,11 @@ func TestCheckAllows(t *testing.T) {
 		{"a deleted row before others", func(r *Run) {
 			r.waive(1)
 			r.Rows = r.Rows[1:]
+		}},
+		{"copies of a row that may be repeated", func(r *Run) {
+			r.Repeated = map[int64]bool{1: true}
+			r.copyOf(0, 100)
+			r.copyOf(0, 101)
 		}},
 		{"a delayed row at any place", func(r *Run) {
 			r.Unordered = map[int64]bool{1: true}

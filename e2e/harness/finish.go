@@ -62,6 +62,7 @@ type Allow struct {
 	Refused    map[int64]bool // rows that Kafka had to refuse
 	Waived     map[int64]bool // rows that the test skipped or deleted
 	Unordered  map[int64]bool // rows that may come at any place
+	Repeated   map[int64]bool // rows that may come more than once
 }
 
 // Finish ends a test: it waits until all is settled and lets the checker
@@ -81,7 +82,7 @@ func (b *Bed) Finish(allow Allow) *check.Report {
 func (b *Bed) Check(allow Allow) *check.Report {
 	b.t.Helper()
 	run := check.Run{Events: b.History.Events(), MaxDuplicates: allow.Duplicates, Refused: allow.Refused,
-		Block: b.blocking(), Waived: allow.Waived, Unordered: allow.Unordered}
+		Block: b.blocking(), Waived: allow.Waived, Unordered: allow.Unordered, Repeated: allow.Repeated}
 	if b.sampler != nil {
 		if run.Samples = b.sampler.stop(); len(run.Samples) == 0 {
 			b.t.Error("no position was sampled")
