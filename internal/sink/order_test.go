@@ -136,6 +136,30 @@ func every(from, step, to int64) []int64 {
 	return list
 }
 
+// A refused event without a place in the order stops nobody.
+func TestNothingIsHeldBehindOneWithoutOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		sim.poison[1] = true
+		out := newRecorder()
+		p := startSimulated(t, sim, out, nil)
+		events := inOrder(numbered("t", 6, 1))
+		events[0].Ordered, events[3].Ordered = false, false
+		events[3].Headers = []byte("[]")
+		p.Publish(events[:3])
+		p.Flush()
+		synctest.Wait()
+		p.Publish(events[3:])
+		p.Flush()
+		out.settled(t, 6)
+		want := outcome{Stored: []int64{2, 3, 5, 6}, Refused: []int64{1, 4}}
+		if diff := cmp.Diff(want, out.outcome(sim.stored("t", 0))); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
 // A refusal after Guard closes the aggregate anew, whatever the caller says of
 // the one before.
 func TestRefusedAgain(t *testing.T) {

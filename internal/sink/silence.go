@@ -32,13 +32,13 @@ func (q *queues) decided(part *partition, b *record.Batch) {
 	}
 }
 
-// othersAnswer reports whether a partition other than part got an answer since
-// that time and has not failed after it. When none has, the cluster is to be
-// waited for. The lock is held.
-func (q *queues) othersAnswer(part *partition, since time.Time) bool {
+// anyAnswers reports whether a partition got an answer since that time and has
+// not failed after it. When none has, the cluster is to be waited for. The lock
+// is held.
+func (q *queues) anyAnswers(since time.Time) bool {
 	for _, t := range q.topics {
-		for _, other := range t.partitions {
-			if other != part && !other.failing && other.decided.After(since) {
+		for _, part := range t.partitions {
+			if !part.failing && part.decided.After(since) {
 				return true
 			}
 		}
@@ -52,7 +52,7 @@ func (q *queues) othersAnswer(part *partition, since time.Time) bool {
 func (q *queues) silence(part *partition, inHand []*record.Batch, since time.Time) (done bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.othersAnswer(part, since) {
+	if !q.anyAnswers(since) {
 		return false
 	}
 	part.silent = true

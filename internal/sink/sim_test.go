@@ -200,6 +200,9 @@ func (s *simulation) parse(sealed *record.Sealed) request {
 		s.t.Errorf("parsing the records of a batch: %v", err)
 	}
 	req := request{producer: b.ProducerID, sequence: b.FirstSequence, size: len(raw) - 4}
+	if len(records) == 0 {
+		s.t.Error("a batch without a record was sent")
+	}
 	for _, r := range records {
 		var headers []kgo.RecordHeader
 		for _, h := range r.Headers {
