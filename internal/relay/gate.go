@@ -191,8 +191,7 @@ func (g *gate) forget(hash uint64) {
 	delete(g.touched, hash)
 }
 
-// park takes note of a row on its way to be parked. The sweep that runs may be
-// past its place.
+// park takes note of a row on its way to be parked.
 func (g *gate) park(ref *event.Ref) {
 	a := g.at(ref.Aggregate)
 	a.parking[ref.Seq] = positionOf(ref)
@@ -211,6 +210,10 @@ func (g *gate) setSilent(hash uint64) {
 // changed makes answers that may be older than a park worth nothing.
 func (g *gate) changed(hash uint64, a *aggregate) {
 	a.parked = true
+	if m, known := g.marks[hash]; known {
+		m.round = g.round // the sweep may be past its place
+		g.marks[hash] = m
+	}
 	for _, meanwhile := range []map[uint64]bool{g.whileLooking, g.whileReading} {
 		if meanwhile != nil {
 			meanwhile[hash] = true

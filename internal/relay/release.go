@@ -237,9 +237,11 @@ func (l *line) startRelease(of event.Aggregate) {
 	}
 }
 
-// advanceReleases reads the next pages while there is room.
+// advanceReleases reads the next pages while there is room. Before the lookup
+// window has closed, the slot may still bring an event that an earlier session
+// did not get to park: the rows held behind it must not pass it.
 func (l *line) advanceReleases(ctx context.Context) {
-	for l.gate.queue.Len() > 0 && l.gate.pages < maxPages && !l.full && !l.draining && l.pass == nil && !l.stuck {
+	for l.gate.queue.Len() > 0 && l.gate.pages < maxPages && !l.full && !l.draining && !l.stuck && l.pass == nil && l.window == nil {
 		r := heap.Pop(&l.gate.queue).(*release)
 		r.queued = false
 		a := l.gate.busy[r.hash]
