@@ -11,9 +11,8 @@ import (
 
 // parkedSQL is the condition of a row p that has a place in the order of its
 // aggregate: parked, with a commit position, and neither SENT nor further by
-// somebody's hand. num_nonnulls instead of IS NOT NULL keeps the planner from
-// the index on next_attempt_at, which knows no aggregates.
-const parkedSQL = `p.{commit_lsn} IS NOT NULL AND p.{send_status} IN (0, 3) AND num_nonnulls(p.{next_attempt_at}) = 1`
+// somebody's hand.
+const parkedSQL = `p.{commit_lsn} IS NOT NULL AND p.{send_status} IN (0, 3) AND p.{next_attempt_at} IS NOT NULL`
 
 // orderSQL is the order of the index on parked rows.
 const orderSQL = `ORDER BY p.{aggregate_type}, p.{aggregate_id}, p.{commit_lsn}, p.{id}`

@@ -23,7 +23,9 @@ import (
 func heldRows(t testing.TB, db *pgtest.DB) (*Rows, *pgx.Conn) {
 	t.Helper()
 	db.Migrate(t, "public")
-	return New(Config{DB: connect(t, db), Table: outboxTable, Slot: "s1", HasPriority: true}), db.Conn(t)
+	conn := db.Conn(t)
+	exec(t, conn, "SET synchronous_commit = off") // many small transactions
+	return New(Config{DB: connect(t, db), Table: outboxTable, Slot: "s1", HasPriority: true}), conn
 }
 
 // outboxRow is a row to be inserted; due and lsn are SQL.
@@ -65,9 +67,8 @@ func (r outboxRow) insert(t asserter, conn *pgx.Conn) (ref event.Ref) {
 // insertAll inserts rows whose ids begin with 1.
 func insertAll(t asserter, conn *pgx.Conn, rows ...outboxRow) {
 	t.Helper()
-	if _, err := conn.Exec(t.Context(), "TRUNCATE public.outbox RESTART IDENTITY"); err != nil {
-		t.Fatal(err)
-	}
+	exec(t, conn, "DELETE FROM public.outbox")
+	exec(t, conn, "ALTER TABLE public.outbox ALTER id RESTART")
 	for _, r := range rows {
 		r.insert(t, conn)
 	}
@@ -359,7 +360,7 @@ func TestHeldIsBounded(t *testing.T) {
 func TestOrderAfterHandsOfPeople(t *testing.T) {
 	t.Parallel()
 	const skip = `UPDATE public.outbox SET finished_at = now(), next_attempt_at = NULL, commit_lsn = NULL WHERE send_status = 3`
-	for _, test := range []struct {
+	tests := []struct {
 		name string
 		sql  string // of a failed row 1 with held rows 2 to 4
 		want event.Aggregate
@@ -375,31 +376,29 @@ func TestOrderAfterHandsOfPeople(t *testing.T) {
 		{"now() on a held row, then skip", "UPDATE public.outbox SET next_attempt_at = now() WHERE id = 3; " + skip,
 			event.Aggregate{First: 2, Held: true}, release{[]int64{2}, false}},
 		{"all skipped or deleted", "DELETE FROM public.outbox WHERE id BETWEEN 2 AND 4; " + skip, event.Aggregate{}, release{nil, true}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
-				rows, conn := heldRows(t, db)
-				insertAll(t, conn, failedRow("a", "'0/5'"), heldRow("a", "'0/6'"), heldRow("a", "'0/7'"), heldRow("a", "'0/8'"),
-					parkedRow("a", 2, "NULL", "NULL"))
-				db.Exec(t, test.sql)
-				test.want.Type, test.want.ID = "t", "a"
-				if diff := gocmp.Diff([]event.Aggregate{test.want}, heads(t, rows, 5)); diff != "" {
-					t.Errorf("head (-want +got):\n%s", diff)
-				}
-				var listed []event.Aggregate
-				if test.want.First != 0 {
-					listed = append(listed, test.want)
-				}
-				if diff := gocmp.Diff(listed, walkParked(t, rows, 9)); diff != "" {
-					t.Errorf("aggregates (-want +got):\n%s", diff)
-				}
-				if diff := gocmp.Diff(test.free, readHeld(t, rows, "a", 9)); diff != "" {
-					t.Errorf("held rows (-want +got):\n%s", diff)
-				}
-			})
-		})
 	}
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		rows, conn := heldRows(t, db)
+		for _, test := range tests {
+			insertAll(t, conn, failedRow("a", "'0/5'"), heldRow("a", "'0/6'"), heldRow("a", "'0/7'"), heldRow("a", "'0/8'"),
+				parkedRow("a", 2, "NULL", "NULL"))
+			db.Exec(t, test.sql)
+			test.want.Type, test.want.ID = "t", "a"
+			if diff := gocmp.Diff([]event.Aggregate{test.want}, heads(t, rows, 5)); diff != "" {
+				t.Errorf("%s: head (-want +got):\n%s", test.name, diff)
+			}
+			var listed []event.Aggregate
+			if test.want.First != 0 {
+				listed = append(listed, test.want)
+			}
+			if diff := gocmp.Diff(listed, walkParked(t, rows, 9)); diff != "" {
+				t.Errorf("%s: aggregates (-want +got):\n%s", test.name, diff)
+			}
+			if diff := gocmp.Diff(test.free, readHeld(t, rows, "a", 9)); diff != "" {
+				t.Errorf("%s: held rows (-want +got):\n%s", test.name, diff)
+			}
+		}
+	})
 }
 
 // A requeued row is behind while anything parked is before it.

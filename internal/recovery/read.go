@@ -23,7 +23,8 @@ SELECT coalesce(bool_and(pg_visible_in_snapshot(x::text::xid8, pg_current_snapsh
 // readSQL returns, for each id in its place, the row if it is READY and due,
 // and then whether another one is the first parked row of its aggregate, else
 // whether it is gone. It ends where the stored size of the payloads
-// before reaches the limit. infinity and NULL are never due.
+// before reaches the limit. infinity and NULL are never due; coalesce keeps the
+// planner from the index on next_attempt_at, which would find all that is due.
 const readSQL = `
 SELECT * FROM (
   SELECT v.place AS cdc_relay_place,
@@ -35,7 +36,7 @@ SELECT * FROM (
            AS cdc_relay_before,
          o.*
     FROM unnest($1::bigint[]) WITH ORDINALITY v (id, place)
-    LEFT JOIN {table} o ON o.{id} = v.id AND o.{send_status} = 0 AND o.{next_attempt_at} <= now()) r
+    LEFT JOIN {table} o ON o.{id} = v.id AND o.{send_status} = 0 AND coalesce(o.{next_attempt_at}, 'infinity') <= now()) r
  WHERE r.cdc_relay_before < $2::bigint
  ORDER BY r.cdc_relay_place`
 

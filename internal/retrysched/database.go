@@ -37,16 +37,16 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 // its second message then names the same due time, by which the line knows it.
 // Only the leader's tenure may.
 //
-// OFFSET 0 keeps what is asked of each row out of the sort: then it is asked in
-// order, and only until the batch is full. IS NOT DISTINCT FROM keeps the join
-// on the primary key.
+// What is due is sorted first and then asked for its turn, in order and only
+// until the batch is full. IS NOT DISTINCT FROM keeps that join on the primary
+// key.
 const requeueSQL = `
 WITH pick AS MATERIALIZED (
   SELECT o.{id}
     FROM (SELECT p.{id} AS id, p.{next_attempt_at} AS due, {priority} AS priority FROM {table} p
            WHERE p.{next_attempt_at} <= now() AND p.{send_status} = 0 AND p.{id} <> ALL ($4::bigint[])
              AND EXISTS (SELECT FROM {slot} WHERE slot = $1 AND epoch = $2 AND owner = $3)
-           ORDER BY priority DESC, due, id OFFSET 0) d
+           ORDER BY priority DESC, due, id) d
     JOIN {table} o ON o.{id} = d.id
    WHERE o.{send_status} = 0 AND o.{next_attempt_at} IS NOT DISTINCT FROM d.due AND (` + turnSQL + `)
    ORDER BY d.priority DESC, d.due, d.id
@@ -59,12 +59,11 @@ RETURNING o.{id}::bigint, coalesce(o.{attempts}, 0) > 0 OR o.{commit_lsn} IS NOT
 // turnSQL says whether it is the turn of a row o: it has no place in the order
 // of its aggregate, or its type keeps none, or it is the first parked one. In
 // this form that takes one step in the index on parked rows, whatever the
-// statistics say; num_nonnulls instead of IS NOT NULL keeps the planner from the
-// index on next_attempt_at.
+// statistics say.
 const turnSQL = `o.{commit_lsn} IS NULL OR (o.{aggregate_type} = ANY ($6::text[])) = $7::boolean
       OR o.{id} = (SELECT p.{id} FROM {table} p
                     WHERE p.{aggregate_type} = o.{aggregate_type} AND p.{aggregate_id} = o.{aggregate_id}
-                      AND p.{commit_lsn} IS NOT NULL AND p.{send_status} IN (0, 3) AND num_nonnulls(p.{next_attempt_at}) = 1
+                      AND p.{commit_lsn} IS NOT NULL AND p.{send_status} IN (0, 3) AND p.{next_attempt_at} IS NOT NULL
                     ORDER BY p.{aggregate_type}, p.{aggregate_id}, p.{commit_lsn}, p.{id} LIMIT 1)`
 
 func newDatabase(cfg Config) *database {

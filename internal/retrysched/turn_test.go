@@ -151,7 +151,10 @@ func TestRequeuePlans(t *testing.T) {
 			}
 		}
 		explain() // a plan for an empty table
-		db.Exec(t, "ALTER TABLE public.outbox SET (autovacuum_enabled = off); ANALYZE public.outbox")
+		// Statistics that know of no parked row.
+		db.Exec(t, `ALTER TABLE public.outbox SET (autovacuum_enabled = off);
+			INSERT INTO public.outbox (aggregate_type, aggregate_id, event_type, send_status) SELECT 't', 'sent' || i, 'e', 2 FROM generate_series(1, 5000) i;
+			ANALYZE public.outbox`)
 		fill := func(of, due string) {
 			t.Helper()
 			_, err := conn.Exec(t.Context(), fmt.Sprintf(`INSERT INTO public.outbox (aggregate_type, aggregate_id, event_type, payload, commit_lsn, next_attempt_at)
@@ -171,7 +174,7 @@ func TestRequeuePlans(t *testing.T) {
 		check("many aggregates due, plan of an empty table", many+6, batch+6)
 		run("DEALLOCATE requeue")
 		run("PREPARE requeue AS " + d.requeueSQL)
-		check("many aggregates due, statistics of an empty table", many+6, batch+6)
+		check("many aggregates due, old statistics", many+6, batch+6)
 		db.Exec(t, "ANALYZE public.outbox")
 		check("many aggregates due, analysed", many+6, batch+6)
 	})
