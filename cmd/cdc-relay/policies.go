@@ -16,6 +16,18 @@ func newPolicies(c *config.Config) (*retrysched.Policies, error) {
 	return retrysched.NewPolicies(typePolicy(c.Retry.RetryPolicy, c.Failure.Blocks("")), byType)
 }
 
+// orderExceptions names the aggregate types for which the opposite of
+// failure.on_failure holds, sorted.
+func orderExceptions(c *config.Config) []string {
+	var except []string
+	for _, name := range c.TypesWithPolicy() {
+		if c.Failure.Blocks(name) != c.Failure.Blocks("") {
+			except = append(except, name)
+		}
+	}
+	return except
+}
+
 func typePolicy(p config.RetryPolicy, block bool) retrysched.TypePolicy {
 	return retrysched.TypePolicy{
 		Policy: retrysched.Policy{

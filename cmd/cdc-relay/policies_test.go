@@ -46,3 +46,23 @@ func TestNewPolicies(t *testing.T) {
 		})
 	}
 }
+
+func TestOrderExceptions(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, mode, byType string
+		want               []string
+	}{
+		{"none", "block", "", nil},
+		{"block, and some continue", "block", `{"z": "continue", "a": "continue", "same": "block"}`, []string{"a", "z"}},
+		{"continue, and one blocks", "continue", `{"a": "block", "same": "continue"}`, []string{"a"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c := loadTest(t, "CDC_RELAY_FAILURE__ON_FAILURE="+tc.mode, "CDC_RELAY_FAILURE__BY_TYPE="+tc.byType, `CDC_RELAY_RETRY__BY_TYPE={"retried": {"base": "1s"}}`)
+			if diff := cmp.Diff(tc.want, orderExceptions(c)); diff != "" {
+				t.Errorf("exceptions (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -331,6 +331,8 @@ func (o *opener) scheduler(t *lease.Tenure, db retrysched.DB, table *doctor.Tabl
 		Tick:        o.c.Retry.Tick,
 		Batch:       o.c.Retry.Batch,
 		Patience:    o.c.Retry.Patience,
+		Block:       o.c.Failure.Blocks(""),
+		Except:      orderExceptions(o.c),
 		Pulse:       o.vitals.pulse,
 	}, o.log, o.requeueMetrics)
 }
