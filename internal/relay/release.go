@@ -241,7 +241,8 @@ func (l *line) startRelease(of event.Aggregate) {
 // window has closed, the slot may still bring an event that an earlier session
 // did not get to park: the rows held behind it must not pass it.
 func (l *line) advanceReleases(ctx context.Context) {
-	for l.gate.queue.Len() > 0 && l.gate.pages < maxPages && !l.full && !l.draining && !l.stuck && l.pass == nil && l.window == nil {
+	settled := l.rebuilt && l.pass == nil && l.window == nil
+	for settled && l.gate.queue.Len() > 0 && l.gate.pages < maxPages && !l.full && !l.draining && !l.stuck {
 		r := heap.Pop(&l.gate.queue).(*release)
 		r.queued = false
 		a := l.gate.busy[r.hash]
