@@ -1,10 +1,13 @@
 package retrysched
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
 )
@@ -64,5 +67,124 @@ func TestJitterStaysInItsShare(t *testing.T) {
 		if got, _ := p.Next(0, event.Failure{Class: event.ClassRecord}); got != c.want {
 			t.Errorf("random %v: %v, want %v", c.random, got, c.want)
 		}
+	}
+}
+
+// Whatever the policy: the delay doubles three times and stays within its
+// jitter, and an event fails when its budget is used up, not before, and for
+// good.
+func TestPolicy(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		random := rapid.Float64Range(0, 1).Draw(t, "random")
+		p := Policy{
+			Base:             time.Duration(rapid.Int64Range(1, int64(time.Hour)).Draw(t, "base")),
+			Jitter:           rapid.Float64Range(0, 0.5).Draw(t, "jitter"),
+			MaxAttempts:      rapid.Int32Range(1, 20).Draw(t, "attempts"),
+			TopicMaxAttempts: rapid.Int32Range(0, 20).Draw(t, "topic attempts"),
+			Random:           func() float64 { return random },
+		}
+		f := event.Failure{
+			Class:     rapid.SampledFrom([]event.Class{event.ClassRecord, event.ClassTopic}).Draw(t, "class"),
+			Permanent: rapid.Bool().Draw(t, "permanent"),
+		}
+		budget := p.MaxAttempts
+		if f.Class == event.ClassTopic {
+			budget = p.TopicMaxAttempts
+		}
+		exact := p.Base
+		for before := range int32(25) {
+			delay, failed := p.Next(before, f)
+			if want := f.Permanent || budget != 0 && before+1 >= budget; failed != want {
+				t.Fatalf("failure %d of %d: failed = %t, want %t", before+1, budget, failed, want)
+			}
+			spread := time.Duration(p.Jitter*float64(exact)) + 1
+			if !failed && (delay < exact-spread || delay > exact+spread) {
+				t.Fatalf("failure %d: %v, want %v ± %v", before+1, delay, exact, spread)
+			}
+			if before < 3 {
+				exact *= 2
+			}
+		}
+	})
+}
+
+func TestPolicies(t *testing.T) {
+	t.Parallel()
+	policy := func(base time.Duration, attempts int32) Policy {
+		return Policy{Base: base, MaxAttempts: attempts, TopicMaxAttempts: 100, Random: func() float64 { return 0 }}
+	}
+	p, err := NewPolicies(TypePolicy{policy(5*time.Second, 10), true}, map[string]TypePolicy{
+		"audit": {policy(time.Second, 3), false},
+		"order": {policy(time.Minute, 5), true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		aggregateType string
+		block         bool
+		delay         time.Duration // after the first failure
+		failedAfter   int32         // failures
+	}{
+		{"audit", false, time.Second, 3},
+		{"order", true, time.Minute, 5},
+		{"customer", true, 5 * time.Second, 10},
+		{"Audit", true, 5 * time.Second, 10},
+		{"", true, 5 * time.Second, 10},
+	} {
+		t.Run("type "+test.aggregateType, func(t *testing.T) {
+			t.Parallel()
+			kind, block := p.Of([]byte(test.aggregateType))
+			if block != test.block {
+				t.Errorf("block = %t, want %t", block, test.block)
+			}
+			record := event.Failure{Class: event.ClassRecord}
+			if delay, failed := p.Next(kind, 0, record); delay != test.delay || failed {
+				t.Errorf("first failure: %v, failed = %t; want %v", delay, failed, test.delay)
+			}
+			for before := range test.failedAfter + 2 {
+				if _, failed := p.Next(kind, before, record); failed != (before+1 >= test.failedAfter) {
+					t.Errorf("failure %d: failed = %t", before+1, failed)
+				}
+			}
+			if _, failed := p.Next(kind, 98, event.Failure{Class: event.ClassTopic}); failed {
+				t.Error("99 failures of the topic use up a budget of 100")
+			}
+		})
+	}
+}
+
+func TestPoliciesAreForSoManyTypes(t *testing.T) {
+	t.Parallel()
+	byType := map[string]TypePolicy{}
+	for i := range maxTypes {
+		byType[fmt.Sprint(i)] = TypePolicy{Policy: Policy{MaxAttempts: int32(i + 2), Random: rand.Float64}, Block: i%2 == 0}
+	}
+	p, err := NewPolicies(TypePolicy{Policy: Policy{MaxAttempts: 1}}, byType)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range maxTypes {
+		kind, block := p.Of([]byte(fmt.Sprint(i)))
+		if _, failed := p.Next(kind, int32(i+1), event.Failure{}); !failed || block != (i%2 == 0) || p.list[kind].MaxAttempts != int32(i+2) {
+			t.Fatalf("type %d has policy %d: %+v", i, kind, p.list[kind])
+		}
+	}
+	byType["one more"] = TypePolicy{}
+	if _, err := NewPolicies(TypePolicy{}, byType); err == nil {
+		t.Errorf("%d types are accepted", len(byType))
+	}
+}
+
+// The line asks for the policy of each event.
+func TestPolicyOfDoesNotAllocate(t *testing.T) {
+	p, err := NewPolicies(TypePolicy{}, map[string]TypePolicy{"order": {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := []byte("customer")
+	if n := testing.AllocsPerRun(100, func() { p.Of(name) }); n != 0 {
+		t.Errorf("%v allocations", n)
 	}
 }
