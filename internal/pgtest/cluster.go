@@ -42,24 +42,8 @@ const (
 // removed at the end of the test.
 func StartCluster(t testing.TB, version int, settings ...string) *Cluster {
 	t.Helper()
-	c := &Cluster{
-		Version: version,
-		bin:     Env(t, fmt.Sprintf("CDC_TEST_PG%d_BIN", version)),
-		user:    serverUser(t),
-		Port:    freePort(t),
-	}
-	home, err := os.MkdirTemp(Env(t, "CDC_TEST_TMP"), fmt.Sprintf("pg%d-", version))
-	if err != nil {
-		t.Fatalf("making a folder for the cluster: %v", err)
-	}
-	t.Cleanup(func() { c.remove(t, home) })
-	c.Dir, c.log = filepath.Join(home, "data"), filepath.Join(home, "log")
-	if c.user != nil {
-		if err := os.Chown(home, int(c.user.Uid), int(c.user.Gid)); err != nil {
-			t.Fatalf("giving the cluster's folder to the server's user: %v", err)
-		}
-	}
-	c.must(t, home, "initdb", "-D", c.Dir, "-U", "postgres", "-A", "trust", "--no-locale", "-E", "UTF8", "--no-sync")
+	c := newCluster(t, version)
+	c.must(t, filepath.Dir(c.Dir), "initdb", "-D", c.Dir, "-U", "postgres", "-A", "trust", "--no-locale", "-E", "UTF8", "--no-sync")
 	c.Configure(t, append([]string{
 		"listen_addresses = '127.0.0.1'",
 		fmt.Sprintf("port = %d", c.Port),
@@ -74,6 +58,36 @@ func StartCluster(t testing.TB, version int, settings ...string) *Cluster {
 	}, settings...)...)
 	c.Start(t)
 	return c
+}
+
+// newCluster makes a folder for a server, which goes with the test.
+func newCluster(t testing.TB, version int) *Cluster {
+	t.Helper()
+	c := &Cluster{
+		Version: version,
+		bin:     Env(t, fmt.Sprintf("CDC_TEST_PG%d_BIN", version)),
+		user:    serverUser(t),
+		Port:    freePort(t),
+	}
+	home, err := os.MkdirTemp(Env(t, "CDC_TEST_TMP"), fmt.Sprintf("pg%d-", version))
+	if err != nil {
+		t.Fatalf("making a folder for the cluster: %v", err)
+	}
+	t.Cleanup(func() { c.remove(t, home) })
+	c.Dir, c.log = filepath.Join(home, "data"), filepath.Join(home, "log")
+	c.own(t, home)
+	return c
+}
+
+// own gives a file or folder to the server's user.
+func (c *Cluster) own(t testing.TB, path string) {
+	t.Helper()
+	if c.user == nil {
+		return
+	}
+	if err := os.Chown(path, int(c.user.Uid), int(c.user.Gid)); err != nil {
+		t.Fatalf("giving the cluster's files to the server's user: %v", err)
+	}
 }
 
 // Configure appends lines to postgresql.conf; a server that runs reads them

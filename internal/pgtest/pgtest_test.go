@@ -61,3 +61,30 @@ func TestCluster(t *testing.T) {
 		}
 	}
 }
+
+func TestReplica(t *testing.T) {
+	t.Parallel()
+	for _, version := range pgtest.Versions {
+		primary := pgtest.StartCluster(t, version)
+		db := primary.New(t)
+		db.Exec(t, "CREATE TABLE t (i int)")
+		replica := primary.StartReplica(t)
+		db.Exec(t, "INSERT INTO t VALUES (1)")
+		primary.WaitReplica(t)
+		primary.Stop(t, pgtest.Immediate)
+		replica.Promote(t)
+		conn, err := pgx.Connect(t.Context(), replica.DSN(db.Name))
+		if err != nil {
+			t.Fatalf("PostgreSQL %d: %v", version, err)
+		}
+		var rows int
+		var file string
+		if _, err = conn.Exec(t.Context(), "INSERT INTO t VALUES (2)"); err == nil {
+			err = conn.QueryRow(t.Context(), "SELECT count(*), pg_walfile_name(pg_current_wal_lsn()) FROM t").Scan(&rows, &file)
+		}
+		if err != nil || rows != 2 || !strings.HasPrefix(file, "00000002") {
+			t.Errorf("PostgreSQL %d: %d rows, WAL file %s, %v; want 2 on timeline 2", version, rows, file, err)
+		}
+		conn.Close(context.Background())
+	}
+}
