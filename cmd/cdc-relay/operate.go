@@ -23,6 +23,7 @@ func (a *app) withTable(cmd *cobra.Command, run func(context.Context, *config.Co
 			Columns:       c.Outbox.Columns,
 			Slot:          c.Slot.Name,
 			TopicTemplate: c.Record.Topic,
+			Blocks:        c.Failure.Blocks,
 		})
 		if err != nil {
 			return err

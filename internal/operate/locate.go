@@ -92,7 +92,9 @@ func (l *Locator) Locate(ctx context.Context, d *Detail) (*Location, error) {
 	case count == 0:
 		count = present[d.Topic]
 	}
-	where.Partition = l.partition(d, int32(count))
+	if where.Partition, err = l.partition(d, int32(count)); err != nil {
+		return nil, err
+	}
 	if d.SentAt.Finite() && d.Pinned.ChangedAt.After(d.SentAt.Time) {
 		where.Note = "the topic was repinned after this event was sent: it may be in another partition"
 	}
@@ -111,16 +113,16 @@ func (l *Locator) Locate(ctx context.Context, d *Detail) (*Location, error) {
 }
 
 // partition is where the relay puts the key.
-func (l *Locator) partition(d *Detail, count int32) int32 {
+func (l *Locator) partition(d *Detail, count int32) (int32, error) {
 	e := event.Event{EventID: d.EventID, AggregateID: []byte(d.AggregateID), AggregateType: []byte(d.AggregateType), Payload: []byte{}}
 	r, failure := l.format.Record(&e, 0)
 	if failure != nil {
-		return -1 // not without a payload or headers to complain about
+		return 0, fmt.Errorf("computing the partition: %s", failure.Message)
 	}
-	return l.format.Partition(r, count)
+	return l.format.Partition(r, count), nil
 }
 
-// search reads what was written within a span, and not read before.
+// search reads what was written within a span.
 func (l *Locator) search(ctx context.Context, d *Detail, where *Location, s span) error {
 	from, found, err := l.offsetAt(ctx, where, s.from)
 	if err != nil || !found {
@@ -132,9 +134,6 @@ func (l *Locator) search(ctx context.Context, d *Detail, where *Location, s span
 	}
 	if !found {
 		to = endOfLog
-	}
-	for _, read := range where.Searched {
-		to = min(to, max(from, read.From))
 	}
 	end, err := l.scan(ctx, d, where, Offsets{from, to})
 	where.Searched = append(where.Searched, Offsets{from, end})

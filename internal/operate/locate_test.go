@@ -70,6 +70,15 @@ func (l *log) detail(sent time.Time) *Detail {
 	}}
 }
 
+func (l *log) partition(t *testing.T, d *Detail) int32 {
+	t.Helper()
+	partition, err := l.locator.partition(d, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return partition
+}
+
 func (l *log) locate(t *testing.T, d *Detail) *Location {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -94,7 +103,7 @@ func TestLocate(t *testing.T) {
 	l := newLog(t, nil)
 	sent := time.Now().Add(-24 * time.Hour).Truncate(time.Millisecond)
 	d := l.detail(sent)
-	partition := l.locator.partition(d, 3)
+	partition := l.partition(t, d)
 	if java := record.Murmur2.Partition([]byte("key"), 3); partition != java {
 		t.Fatalf("partition %d, want %d", partition, java)
 	}
@@ -159,7 +168,7 @@ func TestLocateManyRecords(t *testing.T) {
 	t.Parallel()
 	l := newLog(t, nil)
 	d := l.detail(time.Now())
-	partition := l.locator.partition(d, 3)
+	partition := l.partition(t, d)
 	const count = 40
 	for i := range count {
 		r := eventAt(partition, time.Now(), d.ID, outbox.ID{15: byte(i)})

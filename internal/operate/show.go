@@ -21,7 +21,8 @@ type Detail struct {
 	Row
 	// PayloadBytes is the size of the payload; -1 for a tombstone.
 	PayloadBytes int64
-	// First is the earliest parked row of the aggregate before this one.
+	// First is the earliest parked row of the aggregate before this one, if it
+	// has to wait for that.
 	First Head
 	// Blocking is how many held rows stand behind this one, up to MaxBlocking.
 	Blocking int
@@ -76,7 +77,7 @@ func (t *Table) Show(ctx context.Context, f Filter) (*Detail, error) {
 		read  func(context.Context, *Detail) error
 	}{
 		{"reading the event", func(ctx context.Context, d *Detail) error { return t.readRow(ctx, f, d) }},
-		{"asking who has locked the row", t.readLockers},
+		{"looking for locks", t.readLockers},
 		{"reading who leads", t.readLeader},
 		{"reading the pinned partitions", t.readPinned},
 		{"reading the audit trail", t.readAudit},
@@ -100,6 +101,9 @@ func (t *Table) readRow(ctx context.Context, f Filter, d *Detail) error {
 	err = t.conn.QueryRow(ctx, sql, s.args...).Scan(append(dest, d.First.dest()...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return ErrNotFound
+	}
+	if t.cfg.Blocks != nil && !t.cfg.Blocks(d.AggregateType) && d.Kind() != KindHeld {
+		d.First = Head{} // it need not wait; one that is held already is released all the same
 	}
 	return err
 }

@@ -71,6 +71,24 @@ func TestShow(t *testing.T) {
 	})
 }
 
+// TestOnlyBlockingTypesWait: where order is not kept, an earlier row that waits
+// holds nobody but those that are held already.
+func TestOnlyBlockingTypesWait(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		db.Migrate(t, "public")
+		db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, send_status, attempts, next_attempt_at, commit_lsn) OVERRIDING SYSTEM VALUE
+			SELECT n * 10 + i, CASE n WHEN 1 THEN 'waits' ELSE 'passes' END, 'a', 'x', CASE i WHEN 1 THEN 3 ELSE 0 END, 1,
+			       CASE i WHEN 2 THEN timestamptz '2999-01-01' ELSE 'infinity' END, '0/1' FROM generate_series(1, 2) n, generate_series(1, 3) i`)
+		table := openTable(t, db.DSN, Config{Table: outboxTable, Slot: "s", TopicTemplate: "t", Blocks: func(name string) bool { return name == "waits" }})
+		for id, want := range map[int64]int64{11: 0, 12: 11, 13: 11, 21: 0, 22: 0, 23: 21} {
+			if d, err := table.Show(t.Context(), Filter{IDs: []int64{id}}); err != nil || d.First.ID != want {
+				t.Errorf("row %d waits for %d, want %d; %v", id, d.First.ID, want, err)
+			}
+		}
+	})
+}
+
 // TestShowTellsWhoHasTheRow: a lock and an update that are not ended, and no
 // more once they are.
 func TestShowTellsWhoHasTheRow(t *testing.T) {

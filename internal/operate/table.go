@@ -22,6 +22,9 @@ type Config struct {
 	Slot    string
 	// TopicTemplate is where rows go that name no topic of their own.
 	TopicTemplate string
+	// Blocks tells whether later events of an aggregate of that type wait for
+	// an earlier one that failed; nil: they do.
+	Blocks func(aggregateType string) bool
 }
 
 // Table is the outbox table of one database, and what the relay keeps beside
