@@ -17,7 +17,7 @@ demo: ## rows through the whole line on real servers, with a report
 	@scripts/demo.sh
 
 ##@ Build and test
-.PHONY: build lint test-unit test bench
+.PHONY: build lint test-unit test chaos bench
 build: ## build bin/cdc-relay, a static binary
 	CGO_ENABLED=0 go build -trimpath -buildvcs=auto -o bin/cdc-relay ./cmd/cdc-relay
 lint: ## format, vet, staticcheck, import table, shell scripts
@@ -26,6 +26,9 @@ test-unit: ## all tests that need no server, in under a minute
 	@scripts/test.sh unit
 test: lint ## everything, with the race detector, on real PostgreSQL 15 and 18 and Kafka
 	@$(with_stack) pg15 pg18 kafka -- scripts/test.sh all
+chaos: ## kill the relay at every step of the line again and again, then check that nothing is lost (N=100)
+	@$(with_stack) pg15 pg18 kafka -- env CDC_TEST_REQUIRE=1 \
+		go test -race -count=1 -timeout 3h -v -run '^TestKilledAtEveryStep$$' ./e2e -rounds=$(or $(N),100)
 bench: build ## how fast the relay drains a backlog, beside what PostgreSQL alone can do (ARGS=...)
 	@$(with_stack) pg18 kafka -- go run ./bench $(ARGS)
 
