@@ -303,6 +303,9 @@ func TestEventCommands(t *testing.T) {
 		{"no such failure", "failed show 2", 4, nil, "error: event 2 is not FAILED but READY; run cdc-relay events show 2\n"},
 		{"no id", "events show x", 2, nil, `error: "x" is no id; write the number of a row, or an event id such as 0190163d-8694-739b-aea5-966c26f8ad91; run cdc-relay help` + "\n"},
 		{"an argument too many", "failed list 1", 2, nil, `error: unknown command "1" for "cdc-relay failed list"; run cdc-relay help` + "\n"},
+		{"failures that are none", "failed list --status sent,failed", 2, nil, "error: --status makes no sense here: FAILED events are listed, or held ones; use cdc-relay events list --status; run cdc-relay help\n"},
+		{"held ones that are none", "failed list --held --status failed", 2, nil, "error: --status makes no sense here: FAILED events are listed, or held ones; use cdc-relay events list --status; run cdc-relay help\n"},
+		{"failed ones by status", "failed list --status failed", 0, []string{heading, failed}, ""},
 		{"an unknown phase", "failed list --phase x", 2, nil, `error: --phase "x" is unknown; use publish or consume; run cdc-relay help` + "\n"},
 	}
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strconv"
 	"time"
 
@@ -37,6 +39,9 @@ func (a *app) failedListCommand() *cobra.Command {
 		filter, err := flags.parse(args, time.Now(), states...)
 		if err != nil {
 			return err
+		}
+		if slices.ContainsFunc(filter.Statuses, func(s outbox.Status) bool { return held || s != outbox.Failed }) {
+			return usageError(errors.New("--status makes no sense here: FAILED events are listed, or held ones; use cdc-relay events list --status"))
 		}
 		filter.Held = held
 		return a.withTable(cmd, func(ctx context.Context, c *config.Config, table *operate.Table) error {
