@@ -84,6 +84,8 @@ func (a *act) run(cmd *cobra.Command) error {
 		switch {
 		case a.flags.dryRun:
 			return a.preview(ctx, c, actions, picked)
+		case a.confirmed && a.flags.confirm != n && picked.Total > int64(n):
+			return refused("%d rows match and --limit takes the first %d of them, not %d: nothing was changed; give another --limit, or --confirm %[2]d", picked.Total, n, a.flags.confirm)
 		case a.confirmed && a.flags.confirm != n:
 			return refused("the number of rows is %d, not %d: nothing was changed; look at them with --dry-run", n, a.flags.confirm)
 		case !a.confirmed && !a.filter.Named():

@@ -151,6 +151,8 @@ func TestActCommands(t *testing.T) {
 			stdout: "ID  EVENT_ID                              RESULT    STATUS  ERROR_CODE  DETAIL\n" +
 				"1   00000000-0000-4000-8000-000000000001  replayed  READY   -           \n" +
 				"matched 1, changed 1; 3 rows match in all, the first of them are taken: --limit\n"},
+		{name: "more than the limit", args: []string{"replay", "--aggregate-type", "order", "--limit", "2", "--confirm", "3"}, code: 5, state: untouched,
+			stderr: "error: 3 rows match and --limit takes the first 2 of them, not 3: nothing was changed; give another --limit, or --confirm 2\n"},
 		{name: "nothing matches", args: []string{"skip", "--topic", "t", "--reason", "x", "--confirm", "0"}, state: untouched,
 			stdout: "ID  EVENT_ID  RESULT  STATUS  ERROR_CODE  DETAIL\nmatched 0, changed 0\n"},
 		{name: "a quote in a value", args: []string{"replay", "--aggregate-id", "o'1", "--confirm", "1"}, state: "0 3 3 3w 0, 1 audited"},

@@ -157,14 +157,13 @@ func TestOrders(t *testing.T) {
 		{"skip", Order{Action: Skip, From: failedOnly},
 			[]string{"skipped FAILED", "skipped FAILED", "waived FAILED", "not_failed READY", "not_failed READY", "not_failed SENT", "not_failed CONSUMED", "not_found"}},
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
-				b := newBench(t, db)
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		b := newBench(t, db)
+		for _, tt := range tests {
+			t.Run(tt.name, func(t *testing.T) {
 				var ids []int64
 				for i, state := range states {
-					ids = append(ids, b.insert(t, fmt.Sprint("aggregate ", i), state)...)
+					ids = append(ids, b.insert(t, fmt.Sprint(tt.name, i), state)...)
 				}
 				ids = append(ids, 1<<40)
 				before := b.rows(t, ids[:len(states)])
@@ -202,8 +201,8 @@ func TestOrders(t *testing.T) {
 					t.Errorf("doing it again changed row %d: %+v", i, again[i])
 				}
 			})
-		})
-	}
+		}
+	})
 }
 
 // A plain UPDATE in psql equals the command, but for the audit.
@@ -224,12 +223,11 @@ func TestEqualsPlainSQL(t *testing.T) {
 		{"replay of a SENT one", sent, Order{Action: Replay, From: []outbox.Status{outbox.Sent}}, replaySQL},
 		{"skip", publishFailed, Order{Action: Skip, From: failedOnly}, skipSQL},
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
-				b := newBench(t, db)
-				ids := append(b.insert(t, "a", tt.state), b.insert(t, "a", tt.state)...)
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		b := newBench(t, db)
+		for _, tt := range tests {
+			t.Run(tt.name, func(t *testing.T) {
+				ids := b.insert(t, tt.name, tt.state, tt.state)
 				b.apply(t, tt.order, ids[0])
 				if _, err := b.conn.Exec(t.Context(), tt.sql, ids[1]); err != nil {
 					t.Fatal(err)
@@ -240,8 +238,8 @@ func TestEqualsPlainSQL(t *testing.T) {
 					t.Errorf("rows (-by SQL +by command):\n%s", diff)
 				}
 			})
-		})
-	}
+		}
+	})
 }
 
 type auditEntry struct {
@@ -354,15 +352,15 @@ func TestChangedMeanwhile(t *testing.T) {
 		{"the consumer claims it", sent, Order{Action: Replay, From: []outbox.Status{outbox.Sent}}, "UPDATE outbox SET send_status = 5, claim_generation = 1 WHERE id = $1", "not_failed CONSUMING"},
 		{"it is only touched", publishFailed, Order{Action: Replay, From: failedOnly}, "UPDATE outbox SET attempts = 11 WHERE id = $1", "replayed READY"},
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
-				b := newBench(t, db)
-				if _, err := b.conn.Exec(t.Context(), "SET lock_timeout = '1min'"); err != nil {
-					t.Fatal(err)
-				}
-				ids := b.insert(t, "a", tt.state)
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		b := newBench(t, db)
+		if _, err := b.conn.Exec(t.Context(), "SET lock_timeout = '1min'"); err != nil {
+			t.Fatal(err)
+		}
+		watcher := db.Conn(t)
+		for _, tt := range tests {
+			t.Run(tt.name, func(t *testing.T) {
+				ids := b.insert(t, tt.name, tt.state)
 				tx, err := b.admin.Begin(t.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -370,8 +368,7 @@ func TestChangedMeanwhile(t *testing.T) {
 				if _, err := tx.Exec(t.Context(), tt.sql, ids[0]); err != nil {
 					t.Fatal(err)
 				}
-				watcher := db.Conn(t)
-				done := make(chan error)
+				done := make(chan error, 1)
 				var results []Result
 				go func() {
 					var err error
@@ -393,8 +390,8 @@ func TestChangedMeanwhile(t *testing.T) {
 					t.Errorf("results (-want +got):\n%s", diff)
 				}
 			})
-		})
-	}
+		}
+	})
 }
 
 // Many rows go in batches, a transaction each; when the connection breaks in one

@@ -42,7 +42,7 @@ func TestWait(t *testing.T) {
 			b.exec(t, "UPDATE outbox SET "+to.set+" WHERE id = $1", ids[i+1])
 		}
 		watcher := db.Conn(t)
-		done := make(chan error)
+		done := make(chan error, 1)
 		go func() { done <- b.actions.Wait(t.Context(), results, oneMinute) }()
 		pgtest.Eventually(t, "the wait to look at the rows", func() bool {
 			var looked bool

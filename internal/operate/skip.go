@@ -21,11 +21,11 @@ WITH first AS MATERIALIZED (
   SELECT f.id FROM unnest($1::bigint[], $2::text[]) s (id, lsn)
     JOIN {table} k ON k.id = s.id AND k.id = ANY ($1::bigint[])
    CROSS JOIN LATERAL (
-     SELECT p.id, p.commit_lsn, p.send_status, p.next_attempt_at FROM {table} p
+     SELECT p.id, p.commit_lsn FROM {table} p
       WHERE p.{=aggregate_type} = k.{=aggregate_type} AND p.{=aggregate_id} = k.{=aggregate_id}
         AND p.commit_lsn IS NOT NULL
       ORDER BY p.{=aggregate_type}, p.{=aggregate_id}, p.commit_lsn, p.id LIMIT 1) f
-   WHERE f.send_status = 0 AND f.next_attempt_at = 'infinity' AND (s.lsn::pg_lsn, s.id) < (f.commit_lsn, f.id)),
+   WHERE (s.lsn::pg_lsn, s.id) < (f.commit_lsn, f.id)),
 pick AS MATERIALIZED (
   SELECT o.id FROM {table} o
    WHERE o.id = ANY (ARRAY(SELECT id FROM first)) AND o.send_status = 0 AND o.next_attempt_at = 'infinity'
