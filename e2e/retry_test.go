@@ -88,7 +88,7 @@ func TestAttemptsEndInFAILED(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		const rows = 3
-		b := newGhostBed(t, db, relayproc.Config{"retry.topic_max_attempts": 3})
+		b := newGhostBed(t, db, relayproc.Config{"retry.topic_max_attempts": 3, "sampler.interval": "1s"})
 		relay := b.StartStreaming(nil)
 		for i := range rows {
 			b.Insert(harness.Row(ghost, fmt.Sprint(i), "{}"))
@@ -101,6 +101,7 @@ func TestAttemptsEndInFAILED(t *testing.T) {
 		if n := relay.Counter(retriesRequeued); n != 2*rows {
 			t.Errorf("%v requeues, want %d", n, 2*rows)
 		}
+		relay.WaitDegraded("relay.failed")
 		createGhost(t, b)
 		b.Wait("the relay to see the topic", func() bool {
 			s := relay.Status()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cdc-relay/cdc-relay/internal/config"
+	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/lease"
 	"github.com/cdc-relay/cdc-relay/internal/monitor"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
@@ -19,6 +21,7 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/sink"
 	"github.com/cdc-relay/cdc-relay/internal/wal"
 	"github.com/cdc-relay/cdc-relay/migrations"
+	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
 // newRegistry returns the metrics of this process and the registerer for those
@@ -149,6 +152,24 @@ func (o observed) health() monitor.Health {
 		h.BrokerAt = publisher.HeardAt()
 	}
 	return h
+}
+
+// openFailures is what the rows of a sample want of a person, nil if nothing.
+func openFailures(s *sampler.Sample) *fault.Blocked {
+	var n int64
+	for _, group := range s.Rows {
+		if group.Status == outbox.Failed {
+			n += group.Count
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return &fault.Blocked{
+		Reason: "relay.failed",
+		What:   fmt.Sprintf("FAILED events wait for a person: %d", n),
+		Remedy: "run: cdc-relay failed list; then replay or skip them",
+	}
 }
 
 // beatLimit is how long a part may be at one thing: 30 s, or longer if a wait

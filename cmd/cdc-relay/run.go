@@ -60,6 +60,7 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	}
 	look := samplerConfig(c, c.Sampler.Timeout)
 	look.Pulse = v.pulse
+	look.Observe = func(s *sampler.Sample) { r.Waiting(openFailures(s)) }
 	samples, err := sampler.New(look, log, reg)
 	if err != nil {
 		return err

@@ -43,12 +43,22 @@ func (b *Bed) StartStreaming(config relayproc.Config) *Relay {
 	return r
 }
 
-// WaitState waits until /statusz shows a state.
+// WaitState waits until /statusz shows a state. A relay that is degraded streams.
 func (r *Relay) WaitState(state string) {
 	r.bed.t.Helper()
 	r.bed.Wait("state "+state, func() bool {
 		s := r.Status()
-		return s != nil && s.State == state
+		return s != nil && (s.State == state || state == "streaming" && s.State == "degraded")
+	})
+}
+
+// WaitDegraded waits until the relay streams and names what a person should
+// look at.
+func (r *Relay) WaitDegraded(reason string) {
+	r.bed.t.Helper()
+	r.bed.Wait("state degraded: "+reason, func() bool {
+		s := r.Status()
+		return s != nil && s.State == "degraded" && s.Reason == reason
 	})
 }
 

@@ -106,7 +106,12 @@ func (r RecorderInbox) Trouble(b *fault.Blocked) { r.in.trouble(recorderTrouble,
 const (
 	publisherTrouble = "publisher"
 	recorderTrouble  = "recorder"
+	partitionTrouble = "partition"
+	rowsTrouble      = "rows"
 )
+
+// troubleOrder is the order in which they are told: the gravest first.
+var troubleOrder = []string{publisherTrouble, recorderTrouble, partitionTrouble, rowsTrouble}
 
 func (b *Inbox) trouble(edge string, t *fault.Blocked) {
 	b.put(func(m *mail) {

@@ -101,6 +101,10 @@ func New(cfg Config, leaders Leadership, open Open, policy Policy, log *slog.Log
 	return r
 }
 
+// Waiting tells what of the table waits for a person, as somebody who looks at it
+// now and then has seen; nil: nothing does. Safe for concurrent use.
+func (r *Relay) Waiting(b *fault.Blocked) { r.board.trouble(rowsTrouble, b) }
+
 // Status is a snapshot of what the relay is doing. Safe for concurrent use.
 func (r *Relay) Status() Status { return r.board.snapshot() }
 
@@ -266,6 +270,8 @@ func (r *Relay) changed(from, to Status) {
 	switch {
 	case to.State == Blocked:
 		r.log.Error("blocked", append(trouble, "was", string(from.State))...)
+	case to.State == Degraded:
+		r.log.Warn("degraded: events flow, and somebody should look", append(trouble, "was", string(from.State))...)
 	case from.State != to.State:
 		r.log.Info("state changed", "state", string(to.State), "was", string(from.State))
 	case to.Reason != "":

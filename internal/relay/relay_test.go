@@ -219,7 +219,7 @@ func TestTroubleOfAnEdge(t *testing.T) {
 		state  State
 	}{
 		{"no broker blocks", func(in *Inbox, b *fault.Blocked) { in.Publisher().Trouble(b) }, Blocked},
-		{"a row that cannot be written is named", func(in *Inbox, b *fault.Blocked) { in.Recorder().Trouble(b) }, Streaming},
+		{"a row that cannot be written is named", func(in *Inbox, b *fault.Blocked) { in.Recorder().Trouble(b) }, Degraded},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -3,9 +3,11 @@ package relay
 import (
 	"container/heap"
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/fault"
 )
 
 // How held rows are released. That is a condition, not an event: an aggregate
@@ -342,6 +344,15 @@ func (l *line) leave(hash uint64) {
 func (l *line) partitionsSilent(ctx context.Context, n int) {
 	again := n < l.gate.silent
 	l.gate.silent = n
+	var t *fault.Blocked
+	if n > 0 {
+		t = &fault.Blocked{
+			Reason: "kafka.partitions",
+			What:   fmt.Sprintf("partitions that do not answer while others do: %d; their events are held on their rows", n),
+			Remedy: "look at the brokers that lead them; the events follow by themselves, in order",
+		}
+	}
+	l.board.trouble(partitionTrouble, t)
 	if !again {
 		return
 	}

@@ -20,12 +20,13 @@ const (
 	Standby    State = "standby"    // another instance leads
 	Recovering State = "recovering" // publishing READY rows from the table, or looking up what the slot repeats
 	Streaming  State = "streaming"  // the line runs
+	Degraded   State = "degraded"   // the line runs, and something waits for a person
 	Blocked    State = "blocked"    // alive, but a person must act
 	Draining   State = "draining"   // stopping: waits for what is in flight
 )
 
 // states is all of them, for the metric.
-var states = []State{Starting, Standby, Recovering, Streaming, Blocked, Draining}
+var states = []State{Starting, Standby, Recovering, Streaming, Degraded, Blocked, Draining}
 
 // leads reports whether the line runs in this state.
 func (s State) leads() bool { return s == Recovering || s == Streaming || s == Draining }
@@ -168,21 +169,25 @@ func (b *board) update(f func(*Status)) {
 }
 
 // effective is the status with the troubles of the edges in it: no publishing
-// makes a streaming relay blocked, a row that cannot be written is named.
+// makes a streaming relay blocked, anything else degraded.
 func (b *board) effective() Status {
 	s := b.status
 	if !s.State.leads() {
 		return s
 	}
-	t := b.troubles[publisherTrouble]
-	if t != nil && s.State != Draining {
-		s.State = Blocked
-	}
-	if t == nil {
-		t = b.troubles[recorderTrouble]
-	}
-	if t != nil {
+	for _, edge := range troubleOrder {
+		t := b.troubles[edge]
+		if t == nil {
+			continue
+		}
+		switch {
+		case edge == publisherTrouble && s.State != Draining:
+			s.State = Blocked
+		case s.State == Streaming:
+			s.State = Degraded
+		}
 		s.Reason, s.What, s.Remedy = t.Reason, t.What, t.Remedy
+		break
 	}
 	return s
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/pulse"
 )
 
-// Config says what to look at and how often. All fields but Columns and Pulse
-// are required.
+// Config says what to look at and how often. All fields but Columns, Observe
+// and Pulse are required.
 type Config struct {
 	// Connect opens a connection for the sampler alone. The server should end
 	// its statements after Timeout too, so that none is left behind.
@@ -35,6 +35,8 @@ type Config struct {
 	Timeout  time.Duration // for one sample, with its connect
 	MaxRows  int           // that one statement walks over
 
+	// Observe is called by Run with each sample; nil: nobody wants to know.
+	Observe func(*Sample)
 	// Pulse gets the beat of Run's goroutine. It may be nil.
 	Pulse *pulse.Board
 }
@@ -125,6 +127,9 @@ func (s *Sampler) Run(ctx context.Context) error {
 		}
 		s.keep(sample, err)
 		news.tell(sample, err)
+		if err == nil && s.cfg.Observe != nil {
+			s.cfg.Observe(sample)
+		}
 		beat.Rest()
 		select {
 		case <-tick.C:
