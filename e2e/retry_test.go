@@ -88,7 +88,7 @@ func TestAttemptsEndInFAILED(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		const rows = 3
-		b := newGhostBed(t, db, relayproc.Config{"retry.topic_max_attempts": 3, "sampler.interval": "1s"})
+		b := newGhostBed(t, db, relayproc.Config{"retry.topic_max_attempts": 3, "sampler.interval": "2s"})
 		relay := b.StartStreaming(nil)
 		for i := range rows {
 			b.Insert(harness.Row(ghost, fmt.Sprint(i), "{}"))
