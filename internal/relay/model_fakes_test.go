@@ -23,8 +23,8 @@ func modelTable(rows ...modelRow) *modelWorld {
 		w.nextID = rows[i].id
 		w.rows[rows[i].id] = &rows[i]
 		w.stories[rows[i].id] = newModelStory(&rows[i], 0, rows[i].commitLSN)
-		w.stories[rows[i].id].acked = true
-		w.stories[rows[i].id].refused = 1
+		s := w.stories[rows[i].id]
+		s.exempted, s.acked, s.refused = "", true, 1
 	}
 	w.epoch = 1
 	return w

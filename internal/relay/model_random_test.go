@@ -20,7 +20,7 @@ func TestModel(t *testing.T) {
 }
 
 // modelLanes is how many times -rapid.checks programs run.
-const modelLanes = 4
+const modelLanes = 8
 
 func checkModel(t *testing.T) {
 	// The order in which goroutines run is not in the seed. So once a program
