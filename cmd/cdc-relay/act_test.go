@@ -214,10 +214,15 @@ func TestReplayJSON(t *testing.T) {
 		if want := fmt.Sprintf("%s (%s)|replay|2|%s|the topic is back", f.login, person(), eventOf(2)); err != nil || audit != want {
 			t.Errorf("audit %q, want %q: %v", audit, want, err)
 		}
-		got = runCommand(t, f.environ, "skip", "--phase", "consume", "--aggregate-id", "o3", "--reason", "x", "--confirm", "1")
-		err = f.admin.QueryRow(t.Context(), "SELECT filter FROM cdc_relay_audit WHERE action = 'skip'").Scan(&audit)
-		if want := "--aggregate-id o3 --phase consume --status failed"; err != nil || audit != want || got.code != 0 {
-			t.Errorf("filter %q, want %q: %v, %+v", audit, want, err, got)
+		for want, args := range map[string][]string{
+			"--aggregate-id o3 --phase consume --status failed":  {"skip", "--phase", "consume", "--aggregate-id", "o3", "--reason", "x"},
+			"--aggregate-id o4 --status failed --include-waived": {"replay", "--aggregate-id", "o4", "--include-waived"},
+		} {
+			got := runCommand(t, f.environ, append(args, "--confirm", "1")...)
+			err = f.admin.QueryRow(t.Context(), "SELECT filter FROM cdc_relay_audit ORDER BY audit_id DESC LIMIT 1").Scan(&audit)
+			if err != nil || audit != want || got.code != 0 {
+				t.Errorf("filter %q, want %q: %v, %+v", audit, want, err, got)
+			}
 		}
 	})
 }

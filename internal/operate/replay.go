@@ -19,7 +19,7 @@ const lookInterval = 200 * time.Millisecond
 
 // Wait looks at the replayed rows among results until each is SENT or further,
 // FAILED again or gone, and changes the results accordingly. When the time is
-// over, those left are StillWaiting, which is no error.
+// over, those left after a last look are StillWaiting, which is no error.
 func (a *Actions) Wait(ctx context.Context, results []Result, patience time.Duration) error {
 	var waiting []*Result
 	for i := range results {
@@ -30,26 +30,18 @@ func (a *Actions) Wait(ctx context.Context, results []Result, patience time.Dura
 	ends, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
+		over := ends.Err() != nil
 		began := time.Now()
-		left, err := a.settled(ends, waiting)
-		if err == nil {
-			if waiting = left; len(waiting) == 0 {
-				return nil
-			}
-			// Many rows are looked at less often: the database has more to do.
-			err = sleep(ends, lookInterval+4*time.Since(began))
-		}
+		left, err := a.settled(ctx, waiting)
 		if err != nil {
-			return stopWaiting(ctx, ends, waiting, err)
+			return fmt.Errorf("waiting for %d rows, which have been replayed: %w", len(waiting), a.table.explain(ctx, err))
 		}
-	}
-}
-
-// stopWaiting tells the end of the patience from the end of ctx and from
-// failures.
-func stopWaiting(ctx, ends context.Context, waiting []*Result, err error) error {
-	if ctx.Err() != nil || ends.Err() == nil {
-		return fmt.Errorf("waiting for %d rows, which have been replayed: %w", len(waiting), explain(err))
+		if waiting = left; len(waiting) == 0 || over {
+			break
+		}
+		// Many rows are looked at less often: the database has more to do. That
+		// the time is over is seen after the next look.
+		_ = sleep(ends, lookInterval+4*time.Since(began))
 	}
 	for _, r := range waiting {
 		r.Outcome = StillWaiting
@@ -63,6 +55,8 @@ func (a *Actions) settled(ctx context.Context, waiting []*Result) (left []*Resul
 	for i, r := range waiting {
 		ids[i] = r.ID
 	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
 	seen, err := a.look(ctx, a.table.conn, ids)
 	if err != nil {
 		return nil, err

@@ -79,7 +79,7 @@ func TestWaitEnds(t *testing.T) {
 		results := b.apply(t, Order{Action: Replay, From: failedOnly}, ids...)
 		b.exec(t, "UPDATE outbox SET next_attempt_at = 'infinity' WHERE id = $1", ids[1])
 
-		if err := b.actions.Wait(t.Context(), results, time.Second); err != nil {
+		if err := b.actions.Wait(t.Context(), results, 0); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff([]string{"waiting READY", "waiting READY"}, outcomes(results)); diff != "" {
