@@ -34,7 +34,7 @@ func TestAnswerCut(t *testing.T) {
 func TestRefusedAfterAnAnswerWasCut(t *testing.T) {
 	t.Parallel()
 	onBroker(t, func(t *testing.T, db *pgtest.DB, broker *harness.Broker) {
-		b := harness.NewBed(t, db, harness.Options{Kafka: broker.Kafka, Types: []string{"order"}})
+		b := harness.NewBed(t, db, harness.Options{Kafka: broker.Kafka, Types: []string{"order"}, Config: passing})
 		relay := b.StartStreaming(nil)
 		b.Write(100, 8)
 		b.Settle()

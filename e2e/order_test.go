@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +17,9 @@ import (
 // blocking: later events wait for a failed one, and all that waits is looked
 // at often.
 var blocking = soon.With(relayproc.Config{"failure.on_failure": "block", "retry.base": "100ms", "reconcile.interval": "1s"})
+
+// passing lets later events pass a failed one.
+var passing = relayproc.Config{"failure.on_failure": "continue"}
 
 // topicLimit is the max.message.bytes of a limited bed's topic order.
 const topicLimit = 10_000
@@ -131,7 +135,8 @@ func TestBlockedAggregates(t *testing.T) {
 	})
 }
 
-// TestOrderByType: where a type says continue, later events pass a failed one.
+// TestOrderByType: where a type says continue, later events pass those that
+// fail among them, each exactly once.
 func TestOrderByType(t *testing.T) {
 	t.Parallel()
 	b := harness.NewBed(t, pgtest.New(t, 18), harness.Options{
@@ -143,27 +148,46 @@ func TestOrderByType(t *testing.T) {
 	})
 	b.StartStreaming(nil)
 	refused := obstruct(b, "1")
-	passed := b.InsertOne(harness.Row("log", "1", oversize))
-	for range 5 {
-		b.Insert(harness.Row("log", "1", "{}"))
+	passed := map[int64]bool{refused: true}
+	const many = 1000
+	rows := make([]load.Row, many)
+	for i := range rows {
+		rows[i] = harness.Row("log", fmt.Sprint(i%3), "{}")
 	}
-	b.Wait("the events of the type that continues to be SENT", func() bool {
-		return b.Count(`SELECT count(*) FROM outbox WHERE aggregate_type = 'log' AND send_status = 2`) == 5
+	large := []int{0, many / 2, many/2 + 1, many - 1} // the first, two side by side, the last
+	for _, i := range large {
+		rows[i].Payload = []byte(oversize)
+	}
+	before := b.History.Len()
+	b.Insert(rows...)
+	for i, e := range b.History.Since(before) {
+		if slices.Contains(large, i) {
+			passed[e.ID] = true
+		}
+	}
+	b.Wait("the others of the type that continues to be SENT", func() bool {
+		return b.Count(`SELECT count(*) FROM outbox WHERE aggregate_type = 'log' AND send_status = 2`) == many-len(large)
 	})
 	if n := heldRows(b, "1"); n != heldBehind {
 		t.Errorf("%d events of the type that blocks are held, want %d", n, heldBehind)
 	}
-	b.Finish(harness.Allow{Refused: map[int64]bool{refused: true, passed: true}})
+	if n := b.CountStatus(check.Failed); n != len(passed) {
+		t.Errorf("%d rows are FAILED, want %d", n, len(passed))
+	}
+	b.Finish(harness.Allow{Refused: passed})
 }
 
-// TestKilledAroundARelease kills the relay where what is behind a failed event
-// comes out: once as soon as that event is SENT, once in the middle.
+// TestKilledAroundARelease kills the relay while events are FAILED and held, of
+// which the slot delivers all again; as soon as a failed event is SENT; and in
+// the middle of the release of what was behind it.
 func TestKilledAroundARelease(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		b := harness.NewBed(t, db, limited(harness.Shared(t), nil))
 		relay := b.StartStreaming(nil)
 		const rows = 3000
+		yield := refuseSENT(b, "stubborn") // the slot cannot pass it
+		b.Insert(harness.Row("user", "stubborn", "{}"))
 		head, middle := obstruct(b, "head"), obstruct(b, "0")
 		conn := b.Conn()
 		if err := (load.Bulk{Table: b.Table, Type: "order", Aggregates: 1, Rows: rows, OneTx: true}).Run(t.Context(), conn, b.History); err != nil {
@@ -176,6 +200,10 @@ func TestKilledAroundARelease(t *testing.T) {
 		if n := heldRows(b, "0") + heldRows(b, "head"); n != rows+2*heldBehind {
 			t.Errorf("%d rows are held after a restart, want %d", n, rows+2*heldBehind)
 		}
+		b.Wait("all that is FAILED or held to be delivered again", func() bool {
+			return relay.Counter("duplicates_skipped_total") >= rows+2*heldBehind+2
+		})
+		yield()
 
 		raiseLimit(t, b)
 		replay(b, head)
@@ -193,8 +221,19 @@ func TestKilledAroundARelease(t *testing.T) {
 		b.StartStreaming(nil)
 		b.Insert(harness.Row("order", "0", "behind what is released"))
 		b.Wait("all to be SENT", func() bool { return unsent(b, "0") == 0 })
-		b.Finish(harness.Allow{Duplicates: allowed + left})
+		b.Finish(harness.Allow{Duplicates: 1 + allowed + left})
 	})
+}
+
+// refuseSENT lets a trigger refuse that a row of an aggregate is SENT, until
+// yield is called.
+func refuseSENT(b *harness.Bed, aggregate string) (yield func()) {
+	b.Exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF EXISTS (SELECT FROM public.refusing) THEN RAISE EXCEPTION 'not now'; END IF; RETURN NEW; END $$`)
+	b.Exec(`CREATE TABLE refusing AS SELECT 1`)
+	b.Exec(`CREATE TRIGGER refuse BEFORE UPDATE OF send_status ON outbox FOR EACH ROW
+		WHEN (NEW.aggregate_id = '` + aggregate + `') EXECUTE FUNCTION refuse()`)
+	return func() { b.Exec(`DELETE FROM refusing`) }
 }
 
 // TestHotAggregate: a long queue behind a failed event comes out in order,

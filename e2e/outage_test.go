@@ -77,7 +77,7 @@ func TestMemoryIsBounded(t *testing.T) {
 			maxEver    = 256 << 20          // bytes resident with huge ones in flight
 		)
 		b := harness.NewBed(t, db, harness.Options{
-			Kafka: broker.Kafka, Build: harness.Plain, Types: []string{oneByOne, inOneGo, tooLarge, justRight},
+			Kafka: broker.Kafka, Build: harness.Plain, Types: []string{oneByOne, inOneGo, tooLarge, justRight}, Config: passing,
 			TopicSettings: map[string]map[string]string{justRight: {"max.message.bytes": fmt.Sprint(hugeBytes + 1<<16)}},
 		})
 		b.Exec(`ALTER TABLE outbox ALTER payload SET STORAGE EXTERNAL`) // compressing noise only takes time
