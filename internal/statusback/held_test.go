@@ -218,17 +218,19 @@ func TestSentAfterAHold(t *testing.T) {
 }
 
 // TestFailureAfterAHold: the batch in doubt is refused. The attempt is counted
-// once, and what follows it comes last.
+// once, and what follows it comes after it.
 func TestFailureAfterAHold(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
-		f := setup(t, db, func(c *statusback.Config) { c.Batch, c.Interval = 3, time.Hour })
+		f := setup(t, db, func(c *statusback.Config) { c.Batch, c.Interval = 4, time.Hour })
 		refs := f.insert(t, 1)
 		failed := []event.Ref{follower(refs[0])}
-		again := []event.Ref{follower(failed[0])}
+		sent := []event.Ref{follower(failed[0])}
+		held := []event.Ref{follower(sent[0])}
 		f.Park(append(parksOf(refs, event.ParkHeld), parksOf(failed, event.ParkFailed)...))
-		f.Park(parksOf(again, event.ParkHeld))
-		f.out.waitResolved(t, refs, failed, again)
+		f.Sent(sent)
+		f.Park(parksOf(held, event.ParkHeld))
+		f.out.waitResolved(t, refs, failed, sent, held)
 		if n := f.count(t, "send_status = 3 AND attempts = 1 AND next_attempt_at = 'infinity' AND commit_lsn = '1/5'"); n != 1 {
 			t.Errorf("the row is %s, want FAILED with one attempt", f.rows(t)[0])
 		}
