@@ -70,6 +70,47 @@ func TestFrozenWithARequestInFlight(t *testing.T) {
 	}
 }
 
+// TestFrozenBeforeSENT: a leader freezes while it waits to write SENT for an
+// event that Kafka has acknowledged. When it moves again it tries once more,
+// before it can know that it was replaced, and must not succeed: that its
+// successor has published the event as well is not for it to say.
+func TestFrozenBeforeSENT(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		b := harness.NewBed(t, db, harness.Options{Kafka: harness.Shared(t), Config: quickTakeover})
+		old := b.StartStreaming(nil)
+		b.Write(50, 8)
+		b.Settle()
+
+		unlock := lockSlotRow(t, b, "cdc_relay_slot")
+		acked := old.Counter("events_acked_total")
+		id := b.InsertOne(harness.Row("order", "order-0", "{}"))
+		b.Wait("its ack", func() bool { return old.Counter("events_acked_total") > acked })
+		row := lockRow(t, b, id)
+		unlock()
+		freeze(t, old)
+		next := b.Start(nil)
+		b.Wait("the new leader to publish it again", func() bool { return next.Counter("events_acked_total") == 1 })
+		freeze(t, next)
+		b.Wait("the end of what they had begun", func() bool {
+			return b.Count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 0
+		})
+		exec(t, row, `COMMIT`)
+
+		unlock = lockSlotRow(t, b, "cdc_relay_lease") // else the old leader may learn it from the lease
+		thaw(t, old)
+		b.Wait("the old leader to meet the fence", func() bool {
+			return old.Counter(`status_writes_total{result="fenced",to="SENT"}`) == 1
+		})
+		if n := b.CountStatus(check.Sent); n != 50 {
+			t.Errorf("%d rows are SENT, want the 50 of before", n)
+		}
+		unlock()
+		thaw(t, next)
+		b.Finish(harness.Allow{Duplicates: 2}) // the lease may have run out once more
+	})
+}
+
 // quickTakeover makes takeovers happen in seconds, and so a pause in
 // publishing, which is no fault, on a machine that is busy.
 var quickTakeover = relayproc.Config{
