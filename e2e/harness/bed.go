@@ -59,6 +59,8 @@ type Bed struct {
 	relays  []*Relay
 	sampler *sampler
 	deleted []check.Record // of topics that are gone
+	// forgotten are the ids of events that the database lost in a failover.
+	forgotten map[[16]byte]bool
 }
 
 // NewBed makes a bed in a fresh database and sets it up by the relay's own
@@ -70,7 +72,7 @@ func NewBed(t testing.TB, db *pgtest.DB, o Options) *Bed {
 	b := &Bed{
 		DB: db, History: load.NewHistory(), Slot: "e2e_" + hex.EncodeToString(suffix), Table: `"public"."outbox"`,
 		PayloadBytes: "payload", t: t, types: o.Types, prefix: "e2e-" + hex.EncodeToString(suffix) + ".",
-		build: o.Build, dir: t.TempDir(),
+		build: o.Build, dir: t.TempDir(), forgotten: map[[16]byte]bool{},
 	}
 	if len(b.types) == 0 {
 		b.types = []string{"order", "user"}

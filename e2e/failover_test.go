@@ -1,0 +1,160 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cdc-relay/cdc-relay/e2e/check"
+	"github.com/cdc-relay/cdc-relay/e2e/harness"
+	"github.com/cdc-relay/cdc-relay/e2e/relayproc"
+	"github.com/cdc-relay/cdc-relay/internal/pgtest"
+)
+
+// pair is a primary and its physical standby. Everybody, the test and its
+// writers included, reaches them by a DSN of both hosts.
+type pair struct {
+	primary, standby *pgtest.Cluster
+	db               *pgtest.DB
+}
+
+func startPair(t *testing.T, version int, primary, standby []string) *pair {
+	t.Helper()
+	p := &pair{primary: pgtest.StartCluster(t, version, primary...)}
+	p.db = p.primary.New(t)
+	p.standby = p.primary.StartReplica(t, standby...)
+	here := fmt.Sprintf("127.0.0.1:%d", p.primary.Port)
+	both := fmt.Sprintf("%s,127.0.0.1:%d", here, p.standby.Port)
+	p.db.DSN = strings.Replace(p.db.DSN, here, both, 1) + "&target_session_attrs=read-write"
+	return p
+}
+
+// writeUntilItEnds writes until the server is gone.
+func writeUntilItEnds(b *harness.Bed) (wait func()) {
+	return b.Background(func(ctx context.Context) error {
+		if err := b.Load(1_000_000, 100).Run(ctx, b.History); err == nil {
+			return errors.New("the writers ended before the failover")
+		}
+		return nil
+	})
+}
+
+// failOver crashes the primary and promotes the standby. It returns what the
+// new primary has never heard of.
+func (p *pair) failOver(t *testing.T, b *harness.Bed, written func()) []check.Event {
+	t.Helper()
+	p.primary.Stop(t, pgtest.Immediate)
+	written()
+	p.standby.Promote(t)
+	return b.Forget()
+}
+
+// afterFailover writes more, and ends the test. Where a slot had to be made
+// anew its position proves nothing.
+func afterFailover(t *testing.T, b *harness.Bed) {
+	t.Helper()
+	b.Write(500, 20)
+	b.Settle()
+	report := b.Check(harness.Allow{Duplicates: b.History.Len()}) // SENT may be lost too
+	t.Log(report)
+	for _, p := range report.Problems {
+		if p.Kind != check.Position {
+			t.Errorf("%s: %s", p.Kind, p.Text)
+		}
+	}
+	if n := b.Count(`SELECT timeline FROM cdc_relay_lease WHERE slot = $1`, b.Slot); n != 2 {
+		t.Errorf("the position was saved on timeline %d, want 2", n)
+	}
+}
+
+// TestFailoverWithASyncedSlot: as the slot never shows what the standby does
+// not have, Kafka holds nothing that the new primary has never heard of.
+func TestFailoverWithASyncedSlot(t *testing.T) {
+	t.Parallel()
+	p := startPair(t, 18, []string{"synchronized_standby_slots = 'replica'"},
+		// the new primary has no standby, which it would wait for
+		[]string{"sync_replication_slots = on", "hot_standby_feedback = on", "synchronized_standby_slots = ''"})
+	b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t), Config: relayproc.Config{"slot.failover": true}})
+	b.StartStreaming(nil)
+	synced := &pgtest.DB{DSN: p.standby.DSN("postgres")}
+	conn := synced.Conn(t)
+	b.Wait("the slot to be there on the standby", func() bool {
+		b.Exec(`SELECT pg_log_standby_snapshot()`)
+		var n int
+		err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1
+			AND synced AND NOT temporary AND invalidation_reason IS NULL`, b.Slot).Scan(&n)
+		return err == nil && n == 1
+	})
+	written := writeUntilItEnds(b)
+	b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > 2000 })
+	forgotten := p.failOver(t, b, written)
+	afterFailover(t, b)
+	if n := b.Published(forgotten); n != 0 {
+		t.Errorf("%d records of events that the new primary has never heard of, want none", n)
+	}
+	if n := b.Count(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND synced`, b.Slot); n != 1 {
+		t.Error("the slot is not the one that was copied to the standby")
+	}
+}
+
+// TestFailoverWithoutASlot: the relay creates it on the new primary, and
+// publishes what is READY there.
+func TestFailoverWithoutASlot(t *testing.T) {
+	t.Parallel()
+	p := startPair(t, 18, nil, nil)
+	b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t)})
+	b.StartStreaming(nil)
+	written := writeUntilItEnds(b)
+	b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > 2000 })
+	p.failOver(t, b, written)
+	afterFailover(t, b)
+}
+
+// TestFailoverToALaggingStandby: it gives ids to new events that others had on
+// the old primary, while a relay that has published those still has to write
+// SENT for them. Not one of the new events may be marked SENT by that.
+func TestFailoverToALaggingStandby(t *testing.T) {
+	t.Parallel()
+	for _, version := range pgtest.Versions {
+		t.Run(fmt.Sprintf("pg%d", version), func(t *testing.T) {
+			t.Parallel()
+			const kept, lost, pending, reused = 200, 300, 200, 1000
+			p := startPair(t, version, nil, nil)
+			b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t)})
+			relay := b.StartStreaming(nil)
+			b.Write(kept, 20)
+			b.Settle()
+			p.primary.WaitReplica(t)
+			p.standby.Stop(t, pgtest.Fast)
+
+			b.Write(lost, 20)
+			b.Wait("SENT", func() bool { return b.CountStatus(check.Sent) == kept+lost })
+			conn := b.Conn()
+			exec(t, conn, `BEGIN`)
+			exec(t, conn, `LOCK TABLE cdc_relay_slot IN EXCLUSIVE MODE`) // no SENT can be written
+			b.Write(pending, 20)
+			b.Wait("acks", func() bool { return relay.Counter("events_acked_total") == kept+lost+pending })
+			freeze(t, relay)
+			p.primary.Stop(t, pgtest.Immediate)
+			p.standby.Configure(t, "primary_conninfo = ''")
+			p.standby.Start(t)
+			p.standby.Promote(t)
+			forgotten := b.Forget()
+			if len(forgotten) != lost+pending {
+				t.Fatalf("the new primary lacks %d events, want %d", len(forgotten), lost+pending)
+			}
+			b.Write(reused, 20)
+			again := 0
+			for _, e := range forgotten[lost:] {
+				again += b.Count(`SELECT count(*) FROM outbox WHERE id = $1`, e.ID)
+			}
+			if again < pending/2 { // some were those of rolled back rows
+				t.Fatalf("%d ids are used again of those for which SENT is still to be written, want most of %d", again, pending)
+			}
+			thaw(t, relay)
+			afterFailover(t, b)
+		})
+	}
+}
