@@ -37,6 +37,9 @@ type release struct {
 	asking   bool
 	queued   bool
 	turn     int
+	// stale: a row of the aggregate was settled otherwise since the page was
+	// asked for, which may show it as it was before.
+	stale bool
 	// closing: the last held rows are in flight, so new events wait in memory.
 	closing bool
 	// last: no parked row was left behind the page that is in flight.
@@ -259,7 +262,7 @@ func (l *line) advanceReleases(ctx context.Context) {
 }
 
 func (l *line) readHeld(ctx context.Context, a *aggregate, r *release) {
-	r.asking, a.parked = true, false
+	r.asking, r.stale, a.parked = true, false, false
 	first := l.gate.firstParking(r.hash)
 	l.gate.pages++
 	var events []event.Event
@@ -270,7 +273,11 @@ func (l *line) readHeld(ctx context.Context, a *aggregate, r *release) {
 	}, func() error {
 		l.gate.pages--
 		r.asking = false
-		if !l.draining && a.release == r {
+		switch {
+		case l.draining || a.release != r:
+		case r.stale:
+			l.gate.queue.add(r)
+		default:
 			l.publishHeld(a, r, first, events, whole)
 		}
 		return nil
