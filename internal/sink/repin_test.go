@@ -10,6 +10,7 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/segmentio/kafka-go"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
@@ -23,18 +24,19 @@ type repinTest struct {
 	sim  *simulation
 	out  *recorder
 	pins *scriptedPins
+	reg  *prometheus.Registry
 	p    *Publisher
 	next int
 }
 
 func newRepinTest(t *testing.T, change func(*Config)) *repinTest {
-	r := &repinTest{T: t, sim: newSimulation(t, 6), out: newRecorder(), pins: &scriptedPins{pinned: 2}}
+	r := &repinTest{T: t, sim: newSimulation(t, 6), out: newRecorder(), pins: &scriptedPins{pinned: 2}, reg: prometheus.NewRegistry()}
 	r.sim.script = func(request) response { return response{delay: time.Second} }
 	r.p = startSimulated(t, r.sim, r.out, func(c *Config, d *Deps) {
 		if change != nil {
 			change(c)
 		}
-		d.Pins = r.pins
+		d.Pins, d.Metrics = r.pins, NewMetrics(r.reg)
 	})
 	r.send(60)
 	pass(t, 2*time.Second)
@@ -132,11 +134,15 @@ func TestRepin(t *testing.T) {
 				}
 				r.send(60)
 				r.check(121, wanted)
+				pass(t, time.Second)
 				r.pins.set(func() {
-					if r.pins.pinned != wanted || r.pins.wanted != 0 {
-						t.Errorf("pinned %d, wanted %d at the end", r.pins.pinned, r.pins.wanted)
+					if r.pins.pinned != wanted || r.pins.wanted != 0 || r.pins.repins != 1 {
+						t.Errorf("pinned %d, wanted %d at the end, after %d repins", r.pins.pinned, r.pins.wanted, r.pins.repins)
 					}
 				})
+				if got := gather(t, r.reg)["topic_partitions{kind=pinned,topic=t}"]; got != float64(wanted) {
+					t.Errorf("the metric says %v pinned", got)
+				}
 			})
 		})
 	}
@@ -178,10 +184,12 @@ func TestRepinWaits(t *testing.T) {
 		before func(*repinTest)
 		after  func(*repinTest)
 		from   int64 // the first event for new partitions; 0: the next one then
+		want   int   // 0: 6
 	}{
 		"for partitions": {
 			before: func(r *repinTest) { r.want(7) },
 			after:  func(r *repinTest) { r.sim.set(func() { r.sim.partitions = 7 }) },
+			want:   7,
 		},
 		"for the database": {
 			before: func(r *repinTest) {
@@ -215,7 +223,12 @@ func TestRepinWaits(t *testing.T) {
 				pass(t, 3*wantedAge)
 				from := cmp.Or(tc.from, int64(r.next+1))
 				r.send(60)
-				r.pins.set(func() { r.check(from, r.pins.pinned) })
+				var pinned int
+				r.pins.set(func() { pinned = r.pins.pinned })
+				if want := cmp.Or(tc.want, 6); pinned != want {
+					t.Errorf("pinned %d, want %d", pinned, want)
+				}
+				r.check(from, pinned)
 			})
 		})
 	}

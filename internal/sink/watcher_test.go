@@ -27,6 +27,7 @@ type scriptedPins struct {
 	calls  int
 	asked  int // for what is wanted
 
+	repins   int
 	repinErr error
 }
 
@@ -43,6 +44,7 @@ func (p *scriptedPins) Wanted(context.Context) (map[string]int, error) {
 func (p *scriptedPins) Repin(_ context.Context, _ string, wanted int) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.repins++
 	if p.repinErr == nil && wanted == p.wanted {
 		p.pinned, p.wanted = wanted, 0
 	}
