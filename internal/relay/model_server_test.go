@@ -113,15 +113,20 @@ func (w *modelWorld) random(part string) *modelRandom {
 	for _, c := range []byte(part) {
 		h = h*31 + uint64(c)
 	}
-	return &modelRandom{rng: rand.New(rand.NewPCG(w.seed, h))}
+	rng := rand.New(rand.NewPCG(w.seed, h))
+	paces := []time.Duration{5 * time.Millisecond, 5 * time.Millisecond, 60 * time.Millisecond, 600 * time.Millisecond}
+	return &modelRandom{rng: rng, pace: paces[rng.IntN(len(paces))]}
 }
 
 // modelRandom is not safe for concurrent use.
-type modelRandom struct{ rng *rand.Rand }
+type modelRandom struct {
+	rng  *rand.Rand
+	pace time.Duration // what mostly bounds a latency
+}
 
 // latency is mostly short and seldom long, and hardly ever twice the same.
 func (r *modelRandom) latency() time.Duration {
-	most := 5 * time.Millisecond
+	most := r.pace
 	switch n := r.rng.IntN(100); {
 	case n < 3:
 		most = 2 * time.Second
