@@ -212,6 +212,11 @@ func TestModelChecker(t *testing.T) {
 			w.stories[1].refused = 0
 			w.record(w.rows[1], modelWrite{park: &event.Park{Action: event.ParkRetry}})
 		}, "attempts"},
+		{"an attempt that was lost", []modelRow{row("order", 2, null)}, func(w *modelWorld) { w.stories[1].records = 1; w.atEnd() }, "attempts"},
+		{"before its time", []modelRow{row("order", 0, null)}, func(w *modelWorld) {
+			w.stories[1].notBefore = time.Now().Add(time.Hour)
+			w.appended(1)
+		}, "delay"},
 		{"held without a place", []modelRow{row("order", 0, null)}, func(w *modelWorld) {
 			w.record(w.rows[1], modelWrite{park: &event.Park{Action: event.ParkHeld}})
 		}, "CHECK"},
@@ -236,7 +241,7 @@ func TestModelChecker(t *testing.T) {
 		}, "I2"},
 		{"left READY", []modelRow{row("order", 0, null)}, func(w *modelWorld) { w.atEnd() }, "end"},
 		{"left FAILED", []modelRow{row("order", 3, infinity)}, func(w *modelWorld) { w.atEnd() }, "end"},
-		{"SENT and not in the log", []modelRow{row("order", 2, null)}, func(w *modelWorld) { w.atEnd() }, "I7"},
+		{"SENT and not in the log", []modelRow{row("order", 2, null)}, func(w *modelWorld) { w.stories[1].refused = 0; w.atEnd() }, "I7"},
 		{"the slot is left behind", nil, func(w *modelWorld) {
 			w.insert([]modelInsert{{typ: "order", agg: "a"}}, 0)
 			w.remove(0, func(*modelRow) bool { return true })

@@ -23,13 +23,16 @@ type modelStory struct {
 	acked     bool   // the broker's ack came to some session
 	refused   int32  // how often the publisher refused it
 	attempts  int32  // how often that was recorded
-	records   int    // in the log
-	allowed   int    // Invariant: records <= allowed (G3)
+	loose     bool   // a report or a write-back may have been lost, or a person has changed the row
+	notBefore time.Time
+	records   int // in the log
+	allowed   int // Invariant: records <= allowed (G3)
 }
 
 func newModelStory(row *modelRow, end, position pglogrepl.LSN) *modelStory {
 	s := &modelStory{visibleAt: row.visibleAt, id: row.id, typ: row.typ, agg: row.agg, end: end, position: position, allowed: 1}
-	if !row.due.IsNull() {
+	if at, delayed := row.due.Time(); delayed {
+		s.notBefore = at
 		s.exempt("delayed")
 	}
 	return s
@@ -63,7 +66,12 @@ func (s *modelStory) before(other *modelStory) bool {
 // is held.
 func (w *modelWorld) sessionEnded() {
 	for id, row := range w.rows {
-		if s := w.stories[id]; row.status == modelReady && s.records >= s.allowed {
+		s := w.stories[id]
+		if row.status != modelReady {
+			continue
+		}
+		s.loose = true
+		if s.records >= s.allowed {
 			s.allowed = s.records + 1
 		}
 	}
@@ -77,6 +85,9 @@ func (w *modelWorld) appended(id int64) {
 	w.trace("record of %d", id)
 	if s.records > s.allowed {
 		w.violated("G3", "row %d has %d records, %d allowed", id, s.records, s.allowed)
+	}
+	if time.Now().Before(s.notBefore) {
+		w.violated("delay", "row %d was published before its time", id)
 	}
 	if row := w.rows[id]; row != nil && row.status == modelFailed {
 		w.violated("I5", "row %d was published while it was FAILED", id)
@@ -159,6 +170,11 @@ func (w *modelWorld) atEnd() {
 		}
 		if row.placed() {
 			w.violated("end", "row %d has a place among the parked ones, status %d", id, row.status)
+		}
+	}
+	for id, s := range w.stories {
+		if s.attempts != s.refused && !s.loose {
+			w.violated("attempts", "row %d was refused %d times, %d attempts are recorded", id, s.refused, s.attempts)
 		}
 	}
 	if w.confirmed < w.work {

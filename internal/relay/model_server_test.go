@@ -295,6 +295,7 @@ func (w *modelWorld) pick(n int, want func(*modelRow) bool, change func(tx *mode
 		return
 	}
 	row := rows[n%len(rows)]
+	w.stories[row.id].loose = true
 	tx := w.begin()
 	change(tx, row)
 	w.trace("a person has changed %v", row)
@@ -334,6 +335,7 @@ func (w *modelWorld) skip(n int, byCommand bool) {
 		row.finished, row.due, row.commitLSN = true, event.Due{}, 0
 		next := w.parked(row.typ, row.agg)
 		if byCommand && len(next) > 0 && next[0].held() && !next[0].locked() {
+			w.stories[next[0].id].loose = true
 			next[0].due = event.DueAt(time.Now())
 			w.touch(tx, next[0])
 		}
@@ -356,7 +358,7 @@ func (w *modelWorld) hasten(n int, want func(*modelRow) bool) {
 		} else {
 			w.stories[row.id].allowed++
 		}
-		row.due = event.DueAt(time.Now())
+		row.due, w.stories[row.id].notBefore = event.DueAt(time.Now()), time.Time{}
 		w.touch(tx, row)
 	})
 }

@@ -213,6 +213,7 @@ func (w *modelWorld) doubted(part []event.Ref) {
 	for _, e := range part {
 		if !e.Ordered {
 			w.stories[e.ID].allowed++
+			w.stories[e.ID].loose = true
 		}
 	}
 }
