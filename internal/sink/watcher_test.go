@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/segmentio/kafka-go"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
@@ -21,8 +22,9 @@ import (
 // scriptedPins answers with what a test sets.
 type scriptedPins struct {
 	mu     sync.Mutex
-	pinned int // 0: what is present
-	wanted int // 0: nothing is
+	topic  string // empty: t
+	pinned int    // 0: what is present
+	wanted int    // 0: nothing is
 	err    error
 	calls  int
 	asked  int // for what is wanted
@@ -38,7 +40,7 @@ func (p *scriptedPins) Wanted(context.Context) (map[string]int, error) {
 	if p.wanted == 0 || p.err != nil {
 		return nil, p.err
 	}
-	return map[string]int{"t": p.wanted}, nil
+	return map[string]int{cmp.Or(p.topic, "t"): p.wanted}, nil
 }
 
 func (p *scriptedPins) Repin(_ context.Context, _ string, wanted int) (int, error) {
@@ -345,7 +347,7 @@ func TestRefusedBeforeSending(t *testing.T) {
 			3: "TOPIC_NOT_ALLOWED", 4: "TOPIC_NOT_ALLOWED", 5: "TOPIC_NAME_INVALID", 7: "TOPIC_NAME_INVALID",
 			8: "NULL_PAYLOAD", 9: "HEADERS_INVALID",
 		}
-		if diff := cmp.Diff(want, codes); diff != "" {
+		if diff := gocmp.Diff(want, codes); diff != "" {
 			t.Errorf("refused (-want +got):\n%s", diff)
 		}
 		if got := sim.stored("audit.a", 0); !slices.Equal(got, []int64{2}) {
@@ -385,7 +387,7 @@ func TestFewerPartitionsThanPinned(t *testing.T) {
 		p.Publish(numbered("t", 6, 6))
 		p.Flush()
 		pass(t, 2*time.Minute)
-		if diff := cmp.Diff([]string{"kafka.partitions"}, out.troubles()); diff != "" {
+		if diff := gocmp.Diff([]string{"kafka.partitions"}, out.troubles()); diff != "" {
 			t.Errorf("troubles (-want +got):\n%s", diff)
 		}
 		if sim.sent() != 0 {
@@ -393,7 +395,7 @@ func TestFewerPartitionsThanPinned(t *testing.T) {
 		}
 		sim.set(func() { sim.partitions = 3 })
 		out.settled(t, 6)
-		if diff := cmp.Diff([]string{"kafka.partitions", ""}, out.troubles()); diff != "" {
+		if diff := gocmp.Diff([]string{"kafka.partitions", ""}, out.troubles()); diff != "" {
 			t.Errorf("troubles (-want +got):\n%s", diff)
 		}
 	})
