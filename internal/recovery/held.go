@@ -53,14 +53,13 @@ SELECT o.{aggregate_type}, o.{aggregate_id}, coalesce(h.priority, 0), coalesce(h
     ` + orderSQL + ` LIMIT 1) h (type, id, priority, first, held) ON true
  ORDER BY v.place`
 
-// heldSQL returns parked rows of an aggregate from the first one on, up to one
-// that is not held, and as far as the stored size of the payloads before is
-// below a limit. The total tells how many parked rows there were to look at.
+// heldSQL returns parked rows of an aggregate from the first one on, held or
+// not, as far as the stored size of the payloads before is below a limit. The
+// total tells how many parked rows there were to look at.
 const heldSQL = `
 SELECT * FROM (
   SELECT count(*) OVER () AS cdc_relay_total,
          p.{send_status} = 0 AND p.{next_attempt_at} = 'infinity' AS cdc_relay_held,
-         coalesce(bool_and(p.{send_status} = 0 AND p.{next_attempt_at} = 'infinity') OVER before, true) AS cdc_relay_open,
          p.{commit_lsn}::text AS cdc_relay_lsn,
          coalesce(sum(pg_column_size(p.{payload})) OVER before, 0) AS cdc_relay_before,
          row_number() OVER before AS cdc_relay_place,
@@ -68,7 +67,7 @@ SELECT * FROM (
     FROM (SELECT p.* FROM {table} p WHERE p.{aggregate_type} = $1 AND p.{aggregate_id} = $2 AND ` + parkedSQL + `
            ` + orderSQL + ` LIMIT $3::bigint) p
   WINDOW before AS (ORDER BY p.{commit_lsn}, p.{id} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) r
- WHERE r.cdc_relay_open AND r.cdc_relay_before < $4::bigint
+ WHERE r.cdc_relay_before < $4::bigint
  ORDER BY r.cdc_relay_place`
 
 // Parked walks the aggregates that have a parked row with a commit position,
@@ -132,9 +131,9 @@ func (r *Rows) Held(ctx context.Context, aggregateType, aggregateID string, limi
 
 func (r *Rows) scanHeld(rows pgx.Rows, limit int, maxBytes int64) (events []event.Event, whole bool, err error) {
 	var total, before, place int64
-	var held, open bool
+	var held bool
 	var lsn *string
-	s := newScanner(rows, r.cfg.Columns, &total, &held, &open, &lsn, &before, &place)
+	s := newScanner(rows, r.cfg.Columns, &total, &held, &lsn, &before, &place)
 	// The stored size may be a compressed one: count again.
 	for bytes := int64(0); len(events) < limit && (len(events) == 0 || bytes < maxBytes); {
 		more, err := s.next()
