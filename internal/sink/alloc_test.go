@@ -54,7 +54,7 @@ func (*counter) Trouble(b *fault.Blocked) {
 }
 
 // startNowhere runs a publisher to nowhere; see startCounting.
-func startNowhere(tb testing.TB, partitions int) (send func([]event.Event)) {
+func startNowhere(tb testing.TB, partitions int) (p *Publisher, send func([]event.Event)) {
 	tb.Helper()
 	out := &counter{done: make(chan struct{}, 1)}
 	n := nowhere{partitions}
@@ -64,7 +64,7 @@ func startNowhere(tb testing.TB, partitions int) (send func([]event.Event)) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return startCounting(tb, p, out)
+	return p, startCounting(tb, p, out)
 }
 
 // startCounting runs p; send publishes events in gulps of 250 and waits for
@@ -90,20 +90,60 @@ func startCounting(tb testing.TB, p *Publisher, out *counter) (send func([]event
 // From Publish to Acked less than a tenth of an allocation per event: what is
 // allocated is per batch.
 func TestPublishAllocatesPerBatchOnly(t *testing.T) { // not parallel: it counts allocations
-	send := startNowhere(t, 12)
-	events := numbered("t", 3000, 1000)
+	p, send := startNowhere(t, 12)
+	events := inOrder(numbered("t", 3000, 1000))
 	send(events) // resolves the topic
 	send(events) // and the batches get their memory
-	perRun := testing.AllocsPerRun(20, func() { send(events) })
-	if perEvent := perRun / float64(len(events)); perEvent >= 0.1 {
-		t.Errorf("%.3f allocations per event, want less than 0.1", perEvent)
-	} else {
-		t.Logf("%.3f allocations per event", perEvent)
+	check := func(when string) {
+		perRun := testing.AllocsPerRun(20, func() { send(events) })
+		if perEvent := perRun / float64(len(events)); perEvent >= 0.1 {
+			t.Errorf("%s: %.3f allocations per event, want less than 0.1", when, perEvent)
+		} else {
+			t.Logf("%s: %.3f allocations per event", when, perEvent)
+		}
+	}
+	check("while nothing is closed")
+	p.queues.mu.Lock()
+	for a := range uint64(1000) {
+		p.queues.closed[a] = struct{}{}
+	}
+	p.queues.mu.Unlock()
+	check("while other aggregates are closed")
+}
+
+// Putting an event into its batch allocates nothing at all, closed aggregates
+// or not.
+func TestPutAllocatesNothing(t *testing.T) { // not parallel: it counts allocations
+	format, err := record.NewFormat(testConfig("nowhere").Record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig("nowhere")
+	q := newQueues(&cfg, format, testDeps(t, &counter{}))
+	events := inOrder(numbered("t", 1, 1))
+	now := time.Now()
+	q.publish(events, now)
+	q.openTopic(q.topics["t"], 12, now)
+	for _, closed := range []int{0, 1000} {
+		for a := range uint64(closed) {
+			q.closed[a] = struct{}{}
+		}
+		n := testing.AllocsPerRun(1000, func() {
+			q.publish(events, now)
+			for _, part := range q.topics["t"].partitions {
+				if part.open != nil {
+					part.open.Reset()
+				}
+			}
+		})
+		if n != 0 {
+			t.Errorf("%v allocations for an event while %d aggregates are closed", n, closed)
+		}
 	}
 }
 
 func BenchmarkPublish(b *testing.B) {
-	send := startNowhere(b, 12)
+	_, send := startNowhere(b, 12)
 	events := numbered("t", 3000, 1000)
 	send(events)
 	b.ReportAllocs()

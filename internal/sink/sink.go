@@ -13,12 +13,16 @@
 // On failure: what is the broker's fault is tried again without end and costs
 // no event anything; a record that is at fault is found, refused and left out,
 // and the others are published in order; a topic that does not exist, or is
-// denied, refuses its events and no others. Conditions for a person are
+// denied, refuses its events and no others. Later ordered events of a refused
+// one's aggregate are held until Guard (order.go). A partition that does not
+// answer while others do holds its events, and its batch in doubt is the probe
+// for its return (silence.go). Conditions for a person are
 // reported through Outcomes.Trouble while the sink goes on trying. An error of
 // Run ends the session.
 //
 // Three parts share the work: queues (what is to be sent, under one lock),
-// sender (what the workers send with), and watcher (what is known of topics).
+// sender (what the workers send with), and watcher (what is known of topics,
+// and over how many partitions their keys are spread).
 package sink
 
 import (
