@@ -80,7 +80,7 @@ func NewBed(t testing.TB, db *pgtest.DB, o Options) *Bed {
 	b.config = relayproc.Config{
 		"postgres.dsn": db.DSN, "slot.name": b.Slot, "slot.publication": b.Slot,
 		"kafka.brokers": strings.Split(o.Kafka.Relay, ","), "record.topic": b.prefix + "{aggregate_type}", "record.source": "/e2e",
-		"failure.on_failure": "continue", "shutdown.drain_timeout": "20s", "log.level": "debug",
+		"shutdown.drain_timeout": "20s", "log.level": "debug",
 	}.With(o.Kafka.Config, o.Config)
 	pool, err := pgxpool.New(t.Context(), db.DSN)
 	if err != nil {

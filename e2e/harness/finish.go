@@ -112,7 +112,7 @@ func (b *Bed) blocking() map[string]bool {
 		if !ok {
 			mode, _ = b.config["failure.on_failure"].(string)
 		}
-		block[typ] = mode == "block"
+		block[typ] = mode != "continue"
 	}
 	return block
 }
