@@ -149,7 +149,7 @@ func (p *modelPublisher) refuse(q *modelQueue, refs []event.Ref, f event.Failure
 		stopped.add(ref)
 		p.closed.add(ref)
 	}
-	p.w.refused(refused)
+	p.w.refused(p.term, refused)
 	p.report("refused", refused, func(refs []event.Ref) { p.out.Refused(refs, f) })
 	p.hold(append(held, q.takeOut(stopped)...), event.HeldByOrder)
 }
@@ -200,10 +200,14 @@ func (w *modelWorld) gaveBack(refs []event.Ref) {
 	}
 }
 
-func (w *modelWorld) refused(refs []event.Ref) {
+// refused counts refusals, unless nobody is there to take note of them.
+func (w *modelWorld) refused(term *modelTenure, refs []event.Ref) {
 	w.gaveBack(refs)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if term.over {
+		return
+	}
 	for _, ref := range refs {
 		w.stories[ref.ID].refused++
 	}
