@@ -38,9 +38,6 @@ type Ref struct {
 	// Aggregate is a hash of aggregate type and id. It means nothing outside
 	// this process, and two aggregates may share one.
 	Aggregate uint64
-	// Gate is the publisher's: how often the line had guarded aggregates when
-	// the event was handed over.
-	Gate uint32
 	// Kind picks the policy for the event's type.
 	Kind uint8
 	// Ordered tells that later events of the aggregate must wait when this one

@@ -26,7 +26,7 @@ type mail struct {
 	held     []held
 	resolved [][]event.Ref
 	saved    pglogrepl.LSN
-	silent   *int                      // partitions whose events are held, when that has changed
+	silent   *silent                   // when that has changed
 	failed   error                     // ends the session in order
 	troubles map[string]*fault.Blocked // by edge; a nil value clears it
 }
@@ -39,6 +39,13 @@ type refusal struct {
 type held struct {
 	refs []event.Ref
 	why  event.Reason
+}
+
+// silent is how many partitions hold their events, and whether there were more
+// since the line looked last: one may have come back in between.
+type silent struct {
+	partitions int
+	fell       bool
 }
 
 // NewInbox returns an empty inbox.
@@ -82,7 +89,10 @@ func (p PublisherInbox) Held(refs []event.Ref, why event.Reason) {
 // Silent reports how many partitions hold their events at present because
 // they do not answer.
 func (p PublisherInbox) Silent(partitions int) {
-	p.in.put(func(m *mail) { m.silent = &partitions })
+	p.in.put(func(m *mail) {
+		fell := m.silent != nil && (m.silent.fell || partitions < m.silent.partitions)
+		m.silent = &silent{partitions, fell}
+	})
 }
 
 // Trouble reports a condition for a person while publishing goes on being

@@ -323,8 +323,7 @@ func (p *memPublisher) Publish(events []event.Event) {
 	}
 }
 
-func (p *memPublisher) Guard([]uint64)   {}
-func (p *memPublisher) Unguard([]uint64) {}
+func (p *memPublisher) Guard([]uint64) {}
 
 func (p *memPublisher) Flush() {
 	select {

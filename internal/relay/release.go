@@ -348,8 +348,9 @@ func (l *line) leave(hash uint64) {
 
 // partitionsSilent takes note of how many partitions do not answer. When one
 // answers again, releases may go on.
-func (l *line) partitionsSilent(ctx context.Context, n int) {
-	again := n < l.gate.silent
+func (l *line) partitionsSilent(ctx context.Context, s silent) {
+	n := s.partitions
+	again := s.fell || n < l.gate.silent
 	l.gate.silent = n
 	var t *fault.Blocked
 	if n > 0 {

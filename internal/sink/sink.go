@@ -170,8 +170,3 @@ func (p *Publisher) Flush() { p.queues.flush() }
 // relay.Publisher. It is to follow each report of a refused or held event that
 // is Ordered. Called by the goroutine that publishes.
 func (p *Publisher) Guard(aggregates []uint64) { p.queues.guard(aggregates) }
-
-// Unguard tells that nothing of these aggregates is parked any more. Nothing is
-// remembered of a guarded aggregate, and one that was refused anew waits for
-// its own Guard.
-func (p *Publisher) Unguard(aggregates []uint64) {}
