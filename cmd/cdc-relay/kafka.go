@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/sasl"
 	"github.com/segmentio/kafka-go/sasl/plain"
 	"github.com/segmentio/kafka-go/sasl/scram"
@@ -59,6 +60,23 @@ func sinkConfig(c *config.Config) (sink.Config, error) {
 		Identity:      identity,
 		Record:        format,
 	}, nil
+}
+
+// kafkaClient returns a client for what a command asks Kafka, and a function that
+// ends its connections. It does not connect.
+func kafkaClient(c *config.Config) (client *kafka.Client, end func(), err error) {
+	if len(c.Kafka.Brokers) == 0 {
+		return nil, nil, errors.New("kafka.brokers is not configured")
+	}
+	encryption, err := kafkaTLS(c.Kafka.TLS)
+	if err != nil {
+		return nil, nil, err
+	}
+	transport := &kafka.Transport{
+		DialTimeout: c.Kafka.DialTimeout, MetadataTTL: c.Kafka.MetadataTTL, ClientID: c.Kafka.ClientID,
+		TLS: encryption, SASL: kafkaLogin(c.Kafka.SASL),
+	}
+	return &kafka.Client{Addr: kafka.TCP(c.Kafka.Brokers...), Transport: transport}, transport.CloseIdleConnections, nil
 }
 
 func recordConfig(c *config.Config) (record.Config, error) {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/segmentio/kafka-go"
-
 	"github.com/cdc-relay/cdc-relay/internal/config"
 	"github.com/cdc-relay/cdc-relay/internal/operate"
 	"github.com/cdc-relay/cdc-relay/internal/sink/record"
@@ -13,24 +11,31 @@ import (
 
 // locate looks for an event's record in Kafka.
 func locate(ctx context.Context, c *config.Config, d *operate.Detail) (*operate.Location, error) {
-	publishing, err := sinkConfig(c)
+	locator, end, err := newLocator(c)
 	if err != nil {
 		return nil, err
 	}
-	format, err := record.NewFormat(publishing.Record)
-	if err != nil {
-		return nil, err
-	}
-	transport := &kafka.Transport{
-		DialTimeout: publishing.DialTimeout,
-		ClientID:    publishing.ClientID,
-		TLS:         publishing.TLS,
-		SASL:        publishing.SASL,
-	}
-	defer transport.CloseIdleConnections()
-	where, err := operate.NewLocator(&kafka.Client{Addr: kafka.TCP(publishing.Brokers...), Transport: transport}, format).Locate(ctx, d)
+	defer end()
+	where, err := locator.Locate(ctx, d)
 	if err != nil {
 		return nil, fmt.Errorf("locating event %d: %w; check kafka.brokers, kafka.tls and kafka.sasl, and whether the brokers run", d.ID, err)
 	}
 	return where, nil
+}
+
+// newLocator returns what reads Kafka, and a function that ends its connections.
+func newLocator(c *config.Config) (locator *operate.Locator, end func(), err error) {
+	records, err := recordConfig(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	format, err := record.NewFormat(records)
+	if err != nil {
+		return nil, nil, err
+	}
+	client, end, err := kafkaClient(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	return operate.NewLocator(client, format), end, nil
 }

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/segmentio/kafka-go"
 	"github.com/spf13/cobra"
 
 	"github.com/cdc-relay/cdc-relay/internal/config"
@@ -106,25 +105,18 @@ const kafkaPatience = 10 * time.Second
 
 // presentPartitions asks Kafka about these topics.
 func presentPartitions(ctx context.Context, c *config.Config, list []operate.Topic) (map[string]int, error) {
-	if len(c.Kafka.Brokers) == 0 {
-		return nil, errors.New("kafka.brokers is not configured")
-	}
 	names := make([]string, len(list))
 	for i, t := range list {
 		names[i] = t.Name
 	}
-	encryption, err := kafkaTLS(c.Kafka.TLS)
+	client, end, err := kafkaClient(c)
 	if err != nil {
 		return nil, err
 	}
-	transport := &kafka.Transport{
-		DialTimeout: c.Kafka.DialTimeout, MetadataTTL: c.Kafka.MetadataTTL, ClientID: c.Kafka.ClientID,
-		TLS: encryption, SASL: kafkaLogin(c.Kafka.SASL),
-	}
-	defer transport.CloseIdleConnections()
+	defer end()
 	ctx, cancel := context.WithTimeout(ctx, kafkaPatience)
 	defer cancel()
-	present, err := operate.Partitions(ctx, &kafka.Client{Addr: kafka.TCP(c.Kafka.Brokers...), Transport: transport}, names)
+	present, err := operate.Partitions(ctx, client, names)
 	if err != nil {
 		return nil, fmt.Errorf("no Kafka broker answers; check kafka.brokers, kafka.tls and kafka.sasl, and whether they run: %w", err)
 	}

@@ -2,9 +2,7 @@ package operate
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"time"
@@ -17,9 +15,11 @@ import (
 
 // Locator looks for the records of events in Kafka. Not safe for concurrent use.
 type Locator struct {
-	client *kafka.Client
+	log    logReader
 	format *record.Format
-	most   int64 // records to read
+	most   int64 // records to read for one event
+	// mostScan is how many records to read to verify many.
+	mostScan int64
 }
 
 // maxLocate bounds how many records one search reads.
@@ -27,7 +27,7 @@ const maxLocate = 200_000
 
 // NewLocator returns a Locator; format is that of the relay. It does no I/O.
 func NewLocator(client *kafka.Client, format *record.Format) *Locator {
-	return &Locator{client: client, format: format, most: maxLocate}
+	return &Locator{log: logReader{client}, format: format, most: maxLocate, mostScan: maxScan}
 }
 
 // Location is where an event's records are in Kafka.
@@ -47,12 +47,6 @@ type Location struct {
 type Located struct {
 	Offset    int64     `json:"offset"`
 	Timestamp time.Time `json:"timestamp"`
-}
-
-// Offsets are from the first to before the second.
-type Offsets struct {
-	From int64 `json:"from"`
-	To   int64 `json:"to"`
 }
 
 // slack is how far the clocks of database, relay and brokers may be apart.
@@ -80,7 +74,7 @@ func spans(d *Detail) []span {
 // Locate computes topic and partition of an event and searches there.
 func (l *Locator) Locate(ctx context.Context, d *Detail) (*Location, error) {
 	where := &Location{Topic: d.Topic, Partition: -1}
-	present, err := Partitions(ctx, l.client, []string{d.Topic})
+	present, err := Partitions(ctx, l.log.client, []string{d.Topic})
 	if err != nil {
 		return nil, fmt.Errorf("asking Kafka about topic %s: %w", d.Topic, err)
 	}
@@ -92,7 +86,7 @@ func (l *Locator) Locate(ctx context.Context, d *Detail) (*Location, error) {
 	case count == 0:
 		count = present[d.Topic]
 	}
-	if where.Partition, err = l.partition(d, int32(count)); err != nil {
+	if where.Partition, err = l.partition(d.AggregateType, d.AggregateID, int32(count)); err != nil {
 		return nil, err
 	}
 	if d.SentAt.Finite() && d.Pinned.ChangedAt.After(d.SentAt.Time) {
@@ -112,9 +106,9 @@ func (l *Locator) Locate(ctx context.Context, d *Detail) (*Location, error) {
 	return where, nil
 }
 
-// partition is where the relay puts the key.
-func (l *Locator) partition(d *Detail, count int32) (int32, error) {
-	e := event.Event{EventID: d.EventID, AggregateID: []byte(d.AggregateID), AggregateType: []byte(d.AggregateType), Payload: []byte{}}
+// partition is where the relay puts the key of an aggregate, of so many.
+func (l *Locator) partition(aggregateType, aggregateID string, count int32) (int32, error) {
+	e := event.Event{AggregateID: []byte(aggregateID), AggregateType: []byte(aggregateType), Payload: []byte{}}
 	r, failure := l.format.Record(&e, 0)
 	if failure != nil {
 		return 0, fmt.Errorf("computing the partition: %s", failure.Message)
@@ -124,11 +118,11 @@ func (l *Locator) partition(d *Detail, count int32) (int32, error) {
 
 // search reads what was written within a span.
 func (l *Locator) search(ctx context.Context, d *Detail, where *Location, s span) error {
-	from, found, err := l.offsetAt(ctx, where, s.from)
+	from, found, err := l.log.offsetAt(ctx, where.Topic, where.Partition, s.from)
 	if err != nil || !found {
 		return err
 	}
-	to, found, err := l.offsetAt(ctx, where, s.to)
+	to, found, err := l.log.offsetAt(ctx, where.Topic, where.Partition, s.to)
 	if err != nil {
 		return err
 	}
@@ -140,90 +134,15 @@ func (l *Locator) search(ctx context.Context, d *Detail, where *Location, s span
 	return err
 }
 
-// endOfLog stands for an end that is not known: what is written meanwhile is not
-// waited for.
-const endOfLog = 1<<63 - 1
-
-// offsetAt is the first offset whose record is of that time or later. Not found:
-// there is none.
-func (l *Locator) offsetAt(ctx context.Context, where *Location, at time.Time) (offset int64, found bool, err error) {
-	answer, err := l.client.ListOffsets(ctx, &kafka.ListOffsetsRequest{
-		Topics: map[string][]kafka.OffsetRequest{where.Topic: {kafka.TimeOffsetOf(int(where.Partition), at)}},
-	})
-	if err != nil {
-		return 0, false, err
-	}
-	for _, p := range answer.Topics[where.Topic] {
-		if p.Error != nil {
-			return 0, false, p.Error
-		}
-		for offset := range p.Offsets {
-			if offset >= 0 {
-				return offset, true, nil
-			}
-		}
-	}
-	return 0, false, nil
-}
-
-// How much one request fetches, and how long the broker may wait with its
-// answer when there is nothing.
-const (
-	fetchBytes = 4 << 20
-	fetchWait  = time.Second
-)
-
-// scan reads records and keeps those of the event. It returns the offset that it
-// came to.
+// scan keeps the records of the event. It returns the offset that it came to.
 func (l *Locator) scan(ctx context.Context, d *Detail, where *Location, run Offsets) (at int64, err error) {
-	at = run.From
-	for at < run.To && where.Read < l.most {
-		answer, err := l.client.Fetch(ctx, &kafka.FetchRequest{
-			Topic: where.Topic, Partition: int(where.Partition), Offset: at,
-			MinBytes: 1, MaxBytes: fetchBytes, MaxWait: fetchWait,
-		})
-		if err == nil {
-			err = answer.Error
+	at, read, err := l.log.read(ctx, where.Topic, where.Partition, run, l.most-where.Read, func(r *kafka.Record) {
+		if isRecordOf(d, r.Headers) {
+			where.Records = append(where.Records, Located{r.Offset, r.Time.UTC()})
 		}
-		if err != nil {
-			return at, err
-		}
-		if run.To = min(run.To, answer.HighWatermark); at >= run.To {
-			return at, nil
-		}
-		next, err := l.readRecords(d, where, answer.Records, Offsets{at, run.To})
-		if err != nil {
-			return at, err
-		}
-		at = max(next, at+1) // also over a batch without a record
-	}
-	return min(at, run.To), nil
-}
-
-// readRecords reads one answer, and returns the offset after its last record.
-func (l *Locator) readRecords(d *Detail, where *Location, records kafka.RecordReader, run Offsets) (next int64, err error) {
-	next = run.From
-	for {
-		r, err := records.ReadRecord()
-		if errors.Is(err, io.EOF) {
-			return next, nil
-		}
-		if err != nil {
-			return next, err
-		}
-		next = r.Offset + 1
-		if r.Offset >= run.From && r.Offset < run.To { // batches come whole
-			where.Read++
-			if isRecordOf(d, r.Headers) {
-				where.Records = append(where.Records, Located{r.Offset, r.Time.UTC()})
-			}
-		}
-		for _, b := range []kafka.Bytes{r.Key, r.Value} {
-			if b != nil {
-				b.Close()
-			}
-		}
-	}
+	})
+	where.Read += read
+	return at, err
 }
 
 // eventIDHeaders carry the event id, each in one preset of headers.

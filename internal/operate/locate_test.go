@@ -72,7 +72,7 @@ func (l *log) detail(sent time.Time) *Detail {
 
 func (l *log) partition(t *testing.T, d *Detail) int32 {
 	t.Helper()
-	partition, err := l.locator.partition(d, 3)
+	partition, err := l.locator.partition(d.AggregateType, d.AggregateID, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
