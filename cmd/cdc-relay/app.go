@@ -89,6 +89,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.slotCommand(),
 		a.statusCommand(),
 		a.topicsCommand(),
+		a.verifyCommand(),
 		a.versionCommand(),
 	)
 	return root

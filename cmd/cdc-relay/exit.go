@@ -13,6 +13,7 @@ const (
 	exitOK       = 0
 	exitFailed   = 1   // the command could not do what it was asked
 	exitUsage    = 2   // the arguments make no sense
+	exitFindings = 3   // a check found something
 	exitNotFound = 4   // what was asked about is not there
 	exitRefused  = 5   // not confirmed, or confirmed with another number
 	exitInternal = 70  // a defect of the program

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/cdc-relay/cdc-relay/internal/config"
@@ -18,16 +19,21 @@ func (a *app) withTable(cmd *cobra.Command, run func(context.Context, *config.Co
 			return err
 		}
 		defer pg.Close(conn)
-		table, err := operate.Open(ctx, conn, operate.Config{
-			Table:         pg.Table(c.Outbox.Table),
-			Columns:       c.Outbox.Columns,
-			Slot:          c.Slot.Name,
-			TopicTemplate: c.Record.Topic,
-			Blocks:        c.Failure.Blocks,
-		})
+		table, err := openTable(ctx, c, conn)
 		if err != nil {
 			return err
 		}
 		return run(ctx, c, table)
+	})
+}
+
+// openTable is the outbox over a connection.
+func openTable(ctx context.Context, c *config.Config, conn *pgx.Conn) (*operate.Table, error) {
+	return operate.Open(ctx, conn, operate.Config{
+		Table:         pg.Table(c.Outbox.Table),
+		Columns:       c.Outbox.Columns,
+		Slot:          c.Slot.Name,
+		TopicTemplate: c.Record.Topic,
+		Blocks:        c.Failure.Blocks,
 	})
 }

@@ -64,7 +64,7 @@ func (s *selection) query(expressions, join string, limit int) string {
 // first fifty by id the server would walk all of the primary key, in the hope
 // of meeting fifty parked rows early.
 const (
-	keySQL = `(SELECT * FROM {table} WHERE {=id} = ANY(ARRAY(
+	keySQL = `(SELECT *, xmin AS cdc_relay_xmin FROM {table} WHERE {=id} = ANY(ARRAY(
     SELECT {=id} FROM {table} WHERE {=id} = ANY(%s::bigint[])
     UNION SELECT {=id} FROM {table} WHERE {=event_id} = ANY(%s::text[]::uuid[])))) o`
 	parkedSQL = `(SELECT * FROM {table} WHERE {=next_attempt_at} IS NOT NULL OFFSET 0) o`
@@ -77,11 +77,7 @@ func (t *Table) selection(f Filter) (*selection, error) {
 	s := &selection{}
 	switch f.source() {
 	case byKey:
-		events := make([]string, len(f.EventIDs))
-		for i, id := range f.EventIDs {
-			events[i] = id.String()
-		}
-		s.from, s.order = fmt.Sprintf(t.sql(keySQL), s.bind(notNil(f.IDs)), s.bind(events)), t.sql("o.{=id}")
+		s.from, s.order = t.namedRows(s, f), t.sql("o.{=id}")
 	case byParked:
 		s.from, s.order = t.sql(parkedSQL), t.sql("o.{=id}")
 	case byWalk:
@@ -94,6 +90,15 @@ func (t *Table) selection(f Filter) (*selection, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// namedRows are the rows that the filter names, as the text of a FROM.
+func (t *Table) namedRows(s *selection, f Filter) string {
+	events := make([]string, len(f.EventIDs))
+	for i, id := range f.EventIDs {
+		events[i] = id.String()
+	}
+	return fmt.Sprintf(t.sql(keySQL), s.bind(notNil(f.IDs)), s.bind(events))
 }
 
 // walkFrom is the id below which a walk begins.
