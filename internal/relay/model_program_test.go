@@ -295,7 +295,7 @@ func modelAggregate(n int) (typ, agg string) {
 }
 
 // modelRowsOf are the rows of a transaction: one to four, of one aggregate or
-// of neighbouring ones, one of which may be faulty.
+// of neighbouring ones. One or two of them may be faulty.
 func modelRowsOf(s modelStep) []modelInsert {
 	faults := []modelFault{{}, {permanent: true, times: -1}, {times: 1}, {times: 2}, {times: -1}, {permanent: true, times: 1}}
 	rows := make([]modelInsert, 1+s.B%4)
@@ -303,8 +303,13 @@ func modelRowsOf(s modelStep) []modelInsert {
 		rows[i].typ, rows[i].agg = modelAggregate(s.A + i*(s.B/4))
 		rows[i].priority = int16(i % 2)
 	}
-	if s.C < len(faults) {
+	switch last := len(rows) - 1; {
+	case s.C < len(faults):
 		rows[s.B%len(rows)].fault = faults[s.C]
+	case s.C == len(faults): // the broker may find the later one first
+		rows[0].fault, rows[last].fault = faults[2], faults[5]
+	case s.C == len(faults)+1:
+		rows[0].fault, rows[last].fault = faults[1], faults[2]
 	}
 	return rows
 }

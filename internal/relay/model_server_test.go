@@ -327,14 +327,15 @@ func (w *modelWorld) replayRow(tx *modelTx, row *modelRow) {
 	w.touch(tx, row)
 }
 
-// skip waives a FAILED row. By command the next one of the aggregate, if it is
+// skip waives a FAILED row. By command what is first behind it then, if it is
 // held, is requeued in the same transaction; in psql it is not.
 func (w *modelWorld) skip(n int, byCommand bool) {
 	w.pick(n, (*modelRow).openFailure, func(tx *modelTx, row *modelRow) {
 		w.stories[row.id].exempt("waived")
+		was := *row
 		row.finished, row.due, row.commitLSN = true, event.Due{}, 0
 		next := w.parked(row.typ, row.agg)
-		if byCommand && len(next) > 0 && next[0].held() && !next[0].locked() {
+		if byCommand && was.placed() && len(next) > 0 && was.before(next[0]) && next[0].held() && !next[0].locked() {
 			w.stories[next[0].id].loose = true
 			next[0].due = event.DueAt(time.Now())
 			w.touch(tx, next[0])

@@ -139,7 +139,7 @@ func (k *modelWorker) produce(part []event.Ref, appended *bool) (v modelVerdict,
 		return v, false // it did not even arrive
 	}
 	if !*appended {
-		v.offenders, v.permanent = w.offenders(part)
+		v.offenders, v.permanent = w.offenders(part, k.random.chance(50))
 		if v.offenders == nil {
 			*appended = true
 			for _, e := range part {
@@ -156,16 +156,21 @@ func (k *modelWorker) produce(part []event.Ref, appended *bool) (v modelVerdict,
 	return v, false
 }
 
-// offenders returns the records of a batch that the broker refuses, those of
-// one kind, nil if there is none. The lock is held.
-func (w *modelWorld) offenders(part []event.Ref) (bad []int, permanent bool) {
-	for i, e := range part {
-		f, faulty := w.kafka.faults[e.ID]
-		if faulty && f.times != 0 && (bad == nil || f.permanent == permanent) {
-			bad, permanent = append(bad, i), f.permanent
+// offenders returns the records of a batch that the broker refuses, nil if
+// there are none: those of one kind, for the broker finds one kind of error
+// before the other. The lock is held.
+func (w *modelWorld) offenders(part []event.Ref, permanentFirst bool) (bad []int, permanent bool) {
+	for _, permanent := range []bool{permanentFirst, !permanentFirst} {
+		for i, e := range part {
+			if f := w.kafka.faults[e.ID]; f.times != 0 && f.permanent == permanent {
+				bad = append(bad, i)
+			}
+		}
+		if bad != nil {
+			return bad, permanent
 		}
 	}
-	return bad, permanent
+	return nil, false
 }
 
 // answeredElsewhere counts the decisions of other partitions.
