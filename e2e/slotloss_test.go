@@ -193,16 +193,12 @@ func TestRowsBehindAreNotMissed(t *testing.T) {
 // though most of them are small only as they are stored.
 func TestMemoryOfAPass(t *testing.T) {
 	t.Parallel()
-	const small, large, maxResident = 20_000, 250, 96 << 20
-	b := harness.NewBed(t, pgtest.New(t, 18), harness.Options{Kafka: harness.Shared(t), Build: harness.Plain, Types: []string{oneByOne}})
+	const small, large, maxResident = 10_000, 150, 96 << 20
+	b := harness.NewBed(t, pgtest.New(t, 18), harness.Options{Kafka: harness.Shared(t), Build: harness.Plain, Types: []string{"order"}})
 	for i := range large {
-		b.Insert(harness.Row(oneByOne, fmt.Sprint("large", i%9), strings.Repeat("x", 900_000)))
+		b.Insert(harness.Row("order", fmt.Sprint("large", i%9), strings.Repeat("x", 900_000)))
 	}
-	loader := b.Conn()
-	bulk := load.Bulk{Table: b.Table, Type: oneByOne, Aggregates: 200, Rows: small, OneTx: true}
-	if err := bulk.Run(t.Context(), loader, b.History); err != nil {
-		t.Fatal(err)
-	}
+	insertBulk(t, b, small)
 	relay := b.StartStreaming(nil) // nothing was ever saved
 	b.Finish(harness.Allow{})
 	if n := relay.Counter(rowsOfPass); n != small+large {
@@ -211,5 +207,15 @@ func TestMemoryOfAPass(t *testing.T) {
 	t.Logf("%d MiB resident at most", relay.PeakMemory()>>20)
 	if n := relay.PeakMemory(); n > maxResident {
 		t.Errorf("%d MiB resident, want at most %d", n>>20, maxResident>>20)
+	}
+}
+
+// insertBulk inserts small rows of the type order in one transaction. Their ids
+// follow each other.
+func insertBulk(t *testing.T, b *harness.Bed, rows int) {
+	t.Helper()
+	bulk := load.Bulk{Table: b.Table, Type: "order", Aggregates: 200, Rows: rows, OneTx: true}
+	if err := bulk.Run(t.Context(), b.Conn(), b.History); err != nil {
+		t.Fatal(err)
 	}
 }
