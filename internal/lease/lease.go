@@ -85,6 +85,7 @@ type Lease struct {
 	log     *slog.Logger
 	metrics *metrics
 	seen    seen
+	led     pg.Server // where the last tenure began; zero before the first one
 }
 
 // New returns a Lease under a new random owner id. It does no I/O.
@@ -150,6 +151,9 @@ func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.Back
 			conn.close()
 		}
 	}()
+	if err := l.notOutdated(server); err != nil {
+		return nil, err
+	}
 	if err := conn.ensureRows(ctx); err != nil {
 		return nil, err
 	}
@@ -170,6 +174,7 @@ func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.Back
 				return nil, err
 			}
 			if won {
+				l.led = server
 				tenure := l.tenure(conn, server, v, sent)
 				l.seen.tenure.Store(tenure)
 				return tenure, nil
@@ -181,6 +186,20 @@ func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.Back
 			return nil, err
 		}
 		retry.Reset() // the connection serves
+	}
+}
+
+// notOutdated refuses the old primary of a failover that came back: it does not
+// know what the new one has published since, and goes its own way.
+func (l *Lease) notOutdated(s pg.Server) error {
+	if s.SystemID != l.led.SystemID || s.Timeline >= l.led.Timeline {
+		return nil
+	}
+	return &fault.Blocked{
+		Reason: "pg.primary",
+		What: fmt.Sprintf("a primary on timeline %d answers, and this process has led slot %q on timeline %d of the same system: the old primary of a failover is back",
+			s.Timeline, l.cfg.Slot, l.led.Timeline),
+		Remedy: "stop that server, or make it a standby of the new one; if it is the right one (restored on purpose), restart this relay",
 	}
 }
 

@@ -40,6 +40,7 @@ func TestOnServers(t *testing.T) {
 			"frozen in the middle of a take":             testFrozenInTheMiddleOfATake,
 			"acquire again":                              testAcquireAgain,
 			"a copy of the database is refused":          testCopyOfTheDatabaseIsRefused,
+			"an old primary is refused":                  testOldPrimaryIsRefused,
 			"a login without the tables":                 testLoginWithoutTheTables,
 			"least privilege":                            testLeastPrivilege,
 			"standby reconnects":                         testStandbyReconnects,
@@ -339,6 +340,45 @@ func testCopyOfTheDatabaseIsRefused(t *testing.T, c *cluster) {
 	c.setLease(t, "system_identifier = system_identifier - 1, saved_lsn = NULL") // as an adoption does
 	if tenure := acquire(t, l); tenure.SavedLSN() != 0 {
 		t.Errorf("the other system's position %v is kept", tenure.SavedLSN())
+	}
+}
+
+func testOldPrimaryIsRefused(t *testing.T, c *cluster) {
+	for _, tc := range []struct {
+		name     string
+		system   uint64 // added to the server's
+		timeline uint32
+		refused  bool
+	}{
+		{"the same one again", 0, 5, false},
+		{"after another failover", 0, 6, false},
+		{"the old primary", 0, 4, true},
+		{"another system", 1, 4, false},
+	} {
+		led := pg.Server{Timeline: 5}
+		cfg := c.quick()
+		cfg.Connect = func(ctx context.Context, expect *event.Session) (*pgx.Conn, pg.Server, error) {
+			conn, server, err := c.connect(ctx, expect)
+			server.SystemID, server.Timeline = server.SystemID+led.SystemID, led.Timeline
+			return conn, server, err
+		}
+		l := newLease(t, cfg)
+		if err := acquire(t, l).Release(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		led = pg.Server{SystemID: tc.system, Timeline: tc.timeline}
+		c.setLease(t, "system_identifier = NULL")
+		tenure, err := l.Acquire(patient(t), func() {})
+		if b := fault.AsBlocked(err); (b != nil) != tc.refused || b != nil && b.Reason != "pg.primary" {
+			t.Errorf("%s: %v, want it to be refused: %t", tc.name, err, tc.refused)
+		}
+		if tenure == nil {
+			continue
+		}
+		if err := tenure.Release(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		c.setLease(t, "system_identifier = NULL")
 	}
 }
 
