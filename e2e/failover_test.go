@@ -100,16 +100,35 @@ func TestFailoverWithASyncedSlot(t *testing.T) {
 }
 
 // TestFailoverWithoutASlot: the relay creates it on the new primary, and
-// publishes what is READY there.
+// publishes what is READY there. When the old primary comes back it is not
+// served, though it comes first in the DSN.
 func TestFailoverWithoutASlot(t *testing.T) {
 	t.Parallel()
 	p := startPair(t, 18, nil, nil)
 	b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t)})
-	b.StartStreaming(nil)
+	relay := b.StartStreaming(nil)
 	written := writeUntilItEnds(b)
 	b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > 2000 })
 	p.failOver(t, b, written)
 	afterFailover(t, b)
+
+	p.primary.Start(t)
+	old := &pgtest.DB{DSN: p.primary.DSN(p.db.Name)}
+	unheard := check.Event{Aggregate: check.Aggregate{Type: "order"}}
+	err := old.Conn(t).QueryRow(t.Context(), `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+		VALUES ('order', 'old', 'changed', '{}') RETURNING event_id`).Scan(&unheard.EventID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Exec(`SELECT pg_terminate_backend($1)`, b.Walsender())
+	if status := relay.WaitBlocked("pg.primary"); !strings.Contains(status.What, "old primary") {
+		t.Errorf("%q, want it to tell of the old primary", status.What)
+	}
+	p.primary.Stop(t, pgtest.Immediate)
+	relay.WaitState("streaming")
+	if n := b.Published([]check.Event{unheard}); n != 0 {
+		t.Errorf("%d records of an event of the old primary, want none", n)
+	}
 }
 
 // TestFailoverToALaggingStandby: it gives ids to new events that others had on
