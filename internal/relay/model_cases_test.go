@@ -11,63 +11,87 @@ func inBubble(t *testing.T, p modelProgram, log func(string, ...any)) (broken []
 	return broken
 }
 
-// TestModelCases runs programs that once went wrong. With -v each one tells
-// what happens in it.
+// TestModelCases runs programs that once went wrong, or that are hard to meet
+// by chance, with other latencies each time. With -v each one tells what
+// happens in it.
 func TestModelCases(t *testing.T) {
 	t.Parallel()
+	head := modelStep{Do: insertRows, C: 1}                          // FAILED at once
+	retried := modelStep{Do: insertRows, C: 2}                       // refused once
+	behind := modelStep{Do: insertRows, B: 3, C: 9, Wait: 4_000_000} // four rows of the same aggregate
 	for _, c := range []struct {
-		name    string
-		program modelProgram
+		name  string
+		seed  uint64 // with which it went wrong
+		steps []modelStep
 	}{
-		{"the answer for a batch in doubt comes while its rows are released", modelProgram{Seed: 2, Steps: []modelStep{
-			{Do: insertRows, A: 0, B: 0, C: 0, Wait: 0},
-			{Do: insertRows, A: 11, B: 0, C: 0, Wait: 0},
-			{Do: silencePart, A: 1, B: 0, C: 0, Wait: 60000000},
-		}}},
-		{"a requeue message fills the line while events are in hand", modelProgram{Seed: 2097, Steps: []modelStep{
-			{Do: insertRows, A: 4, B: 7, C: 1, Wait: 1191},
-			{Do: insertRows, A: 2, B: 0, C: 1, Wait: 958974},
-			{Do: insertRows, A: 6, B: 11, C: 0, Wait: 1},
-			{Do: insertRows, A: 1, B: 10, C: 10, Wait: 5},
-			{Do: insertRows, A: 2, B: 5, C: 2, Wait: 228},
-			{Do: crash, A: 3, B: 4, C: 6, Wait: 963},
-			{Do: insertRows, A: 6, B: 0, C: 2, Wait: 0},
-		}}},
-		{"a hold begun before the last page was asked for, written after it was read", modelProgram{Seed: 13969, Steps: []modelStep{
-			{Do: insertRows, A: 0, B: 6, C: 2, Wait: 329},
-			{Do: insertRows, A: 3, B: 4, C: 1, Wait: 2197669},
-			{Do: deleteParked, A: 7, B: 1, C: 4, Wait: 0},
-			{Do: restart, A: 4, B: 0, C: 3, Wait: 0},
-			{Do: insertRows, A: 1, B: 6, C: 11, Wait: 182},
-		}}},
-		{"a held row fails while an older answer shows it as held", modelProgram{Seed: 2281752, Steps: []modelStep{
-			{Do: insertRows, A: 2, B: 4, C: 11, Wait: 552},
-			{Do: insertRows, A: 1, B: 10, C: 2, Wait: 2530760},
-			{Do: insertRows, A: 3, B: 0, C: 11, Wait: 1061238},
-			{Do: insertRows, A: 1, B: 2, C: 2, Wait: 0},
-			{Do: insertRows, A: 10, B: 6, C: 3, Wait: 0},
-			{Do: insertRows, A: 3, B: 1, C: 5, Wait: 19},
-			{Do: insertRows, A: 3, B: 0, C: 11, Wait: 28},
-			{Do: insertRows, A: 2, B: 7, C: 11, Wait: 27749509},
-		}}},
-		{"a later event is held, an earlier one's failure is not recorded, then a crash", modelProgram{Seed: 0, Steps: []modelStep{
-			{Do: insertRows, A: 0, B: 0, C: 0, Wait: 0},
-			{Do: insertRows, A: 7, B: 11, C: 7, Wait: 0},
-			{Do: lockRow, A: 0, B: 11, C: 1, Wait: 77},
-			{Do: denyTopic, A: 9, B: 3, C: 0, Wait: 2},
-			{Do: insertRows, A: 0, B: 0, C: 11, Wait: 3183127},
-			{Do: crash, A: 1, B: 8, C: 1, Wait: 0},
-		}}},
+		{"the answer for a batch in doubt comes while its rows are released", 2, []modelStep{
+			{Do: insertRows}, {Do: insertRows, A: 11}, {Do: silencePart, A: 1, Wait: 60_000_000},
+		}},
+		{"a requeue message fills the line while events are in hand", 2097, []modelStep{
+			{Do: insertRows, A: 4, B: 7, C: 1, Wait: 1191}, {Do: insertRows, A: 2, B: 0, C: 1, Wait: 958974},
+			{Do: insertRows, A: 6, B: 11, C: 0, Wait: 1}, {Do: insertRows, A: 1, B: 10, C: 10, Wait: 5},
+			{Do: insertRows, A: 2, B: 5, C: 2, Wait: 228}, {Do: crash, Wait: 963}, {Do: insertRows, A: 6, B: 0, C: 2},
+		}},
+		{"a hold begun before the last page was asked for, written after it was read", 13969, []modelStep{
+			{Do: insertRows, A: 0, B: 6, C: 2, Wait: 329}, {Do: insertRows, A: 3, B: 4, C: 1, Wait: 2197669},
+			{Do: deleteParked, A: 7}, {Do: restart}, {Do: insertRows, A: 1, B: 6, C: 11, Wait: 182},
+		}},
+		{"a held row fails while an older answer shows it as held", 2281752, []modelStep{
+			{Do: insertRows, A: 2, B: 4, C: 11, Wait: 552}, {Do: insertRows, A: 1, B: 10, C: 2, Wait: 2530760},
+			{Do: insertRows, A: 3, B: 0, C: 11, Wait: 1061238}, {Do: insertRows, A: 1, B: 2, C: 2},
+			{Do: insertRows, A: 10, B: 6, C: 3}, {Do: insertRows, A: 3, B: 1, C: 5, Wait: 19},
+			{Do: insertRows, A: 3, B: 0, C: 11, Wait: 28}, {Do: insertRows, A: 2, B: 7, C: 11, Wait: 27749509},
+		}},
+		{"a later event is held, an earlier one's failure is not recorded, then a crash", 0, []modelStep{
+			{Do: insertRows}, {Do: insertRows, A: 7, B: 11, C: 9}, {Do: lockRow, B: 11, Wait: 77},
+			{Do: denyTopic, A: 9, Wait: 2}, {Do: insertRows, C: 11, Wait: 3183127}, {Do: crash},
+		}},
+		{"a page of held rows is older than what became of some", 1<<64 - 1, []modelStep{
+			{Do: insertRows, A: 11, B: 11, C: 4, Wait: 349}, {Do: insertRows, A: 1, B: 6, C: 2, Wait: 1511},
+			{Do: insertRows, A: 9, B: 10, C: 2}, {Do: insertRows, A: 3, B: 1, C: 3}, {Do: insertRows, A: 3, B: 1, C: 9, Wait: 6},
+			{Do: insertDelayed, A: 2, B: 1}, {Do: hastenAny, A: 2, Wait: 60000000},
+		}},
+		{"a retry is due while an earlier one's failure waits for a lock", 1, []modelStep{
+			{Do: insertRows, B: 1, C: 7, Wait: 1}, {Do: lockRow, B: 6, Wait: 10_000_000},
+		}},
+		{"skip in psql", 0, []modelStep{head, behind, {Do: skipInPSQL, Wait: 70_000_000}}},
+		{"skip by command", 0, []modelStep{head, behind, {Do: skipByCommand, Wait: 5_000_000}}},
+		{"the head is deleted", 0, []modelStep{head, behind, {Do: deleteParked, Wait: 70_000_000}}},
+		{"a held row is deleted in a release", 0, []modelStep{head, behind, {Do: skipByCommand, Wait: 50_000}, {Do: deleteParked, A: 1}}},
+		{"a crash between SENT of the head and the release", 0, []modelStep{retried, {Do: insertRows, B: 3, C: 9, Wait: 2_200_000}, {Do: crash}}},
+		{"a crash in the middle of a release", 0, []modelStep{head, behind, behind, {Do: skipByCommand, Wait: 60_000}, {Do: crash}}},
+		{"two crashes in the middle of a release", 0, []modelStep{
+			head, behind, behind, {Do: skipByCommand, Wait: 60_000}, {Do: crash, Wait: 3_200_000}, {Do: crash},
+		}},
+		{"another instance leads in the middle of a release", 0, []modelStep{head, behind, {Do: skipByCommand, Wait: 30_000}, {Do: depose}}},
+		{"a locked row among held ones", 0, []modelStep{head, behind, {Do: lockParked, A: 2, B: 9}, {Do: skipByCommand, Wait: 20_000_000}}},
+		{"a held row made due by hand", 0, []modelStep{head, behind, {Do: hastenHeld, A: 2, Wait: 3_000_000}, {Do: skipInPSQL}}},
+		{"a held row made due by hand in a release", 0, []modelStep{head, behind, {Do: skipByCommand, Wait: 20_000}, {Do: hastenHeld, A: 1}}},
+		{"parked rows delivered again", 0, []modelStep{head, {Do: insertRows, B: 3, C: 9, Wait: 100_000}, {Do: crash}, {Do: crash, Wait: 8_000_000}}},
+		{"a replay in the middle of an outage of its topic", 0, []modelStep{
+			head, behind, {Do: denyTopic}, {Do: mendRecords}, {Do: replay, Wait: 9_000_000}, {Do: allowTopics, Wait: 9_000_000},
+		}},
+		{"a silent partition with an aggregate that is blocked", 0, []modelStep{
+			head, {Do: silencePart, A: 1, Wait: 1}, behind, {Do: insertRows, A: 7}, {Do: skipByCommand, Wait: 45_000_000},
+			{Do: insertRows, A: 7}, {Do: answerAll, Wait: 200_000}, behind,
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			var log func(string, ...any)
-			if testing.Verbose() {
-				log = t.Logf
-			}
-			for _, v := range inBubble(t, c.program, log) {
-				t.Errorf("%s: %s", v.Rule, v.Detail)
+			for seed := c.seed; seed != c.seed+20; seed++ {
+				checkCase(t, modelProgram{Seed: seed, Steps: c.steps})
 			}
 		})
+	}
+}
+
+func checkCase(t *testing.T, p modelProgram) {
+	t.Helper()
+	var log func(string, ...any)
+	if testing.Verbose() {
+		log = t.Logf
+	}
+	for _, v := range inBubble(t, p, log) {
+		t.Errorf("seed %d: %s: %s", p.Seed, v.Rule, v.Detail)
 	}
 }
