@@ -184,6 +184,7 @@ broker.heartbeat.interval.ms=500
 func clusterID() string {
 	id := make([]byte, 16)
 	rand.Read(id)
+	id[0] &= 0x7f // so that it does not begin with a dash, like an option
 	return base64.RawURLEncoding.EncodeToString(id)
 }
 
