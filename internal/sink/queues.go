@@ -261,6 +261,20 @@ func (q *queues) refuseTopic(t *topic, f event.Failure) {
 	q.log.Warn("refusing events until their topic can be used", "topic", t.name, "error_code", f.Code)
 }
 
+// reconsider lets the events of refused topics wait again: while no broker
+// answers nobody knows that a topic is still missing, and an outage must not
+// cost an attempt.
+func (q *queues) reconsider() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, t := range q.topics {
+		t.missing = time.Time{}
+		if t.state == topicRefused {
+			t.state = topicNew
+		}
+	}
+}
+
 // openTopic lets events pass, first those that wait, spread over so many
 // partitions.
 func (q *queues) openTopic(t *topic, pinned int, now time.Time) {

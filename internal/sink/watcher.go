@@ -99,8 +99,8 @@ func (w *watcher) look(ctx context.Context, beat *pulse.Beat) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	w.connection(err, time.Now())
-	if err != nil {
+	if !w.connection(err, time.Now()) {
+		w.queues.reconsider()
 		return nil
 	}
 	w.readLimits(ctx, topics, states)
@@ -126,7 +126,7 @@ func (w *watcher) topics() []*topic {
 
 // connection judges whether the cluster can be reached, given what the last
 // question met with.
-func (w *watcher) connection(err error, now time.Time) {
+func (w *watcher) connection(err error, now time.Time) (reachable bool) {
 	const subject = "connection"
 	if err == nil && heardLately(w.catalog, w.ttl) {
 		if !w.unreachable.IsZero() {
@@ -135,7 +135,7 @@ func (w *watcher) connection(err error, now time.Time) {
 		w.unreachable = time.Time{}
 		w.metrics.setConnected(true)
 		w.troubles.clear(subject)
-		return
+		return true
 	}
 	w.metrics.setConnected(false)
 	if w.unreachable.IsZero() {
@@ -146,6 +146,7 @@ func (w *watcher) connection(err error, now time.Time) {
 	if now.Sub(w.unreachable) >= connectPatience || classify(err).blocked != "" {
 		w.troubles.set(subject, connectTrouble(err))
 	}
+	return false
 }
 
 // topic moves t on according to what the cluster says of it. An error ends

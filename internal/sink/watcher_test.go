@@ -201,6 +201,35 @@ func TestNothingIsMissingWhileTheClusterIsAway(t *testing.T) {
 	})
 }
 
+// What is known of a missing topic is worth nothing while the cluster is away:
+// its events wait, and are refused only when a broker says so again.
+func TestNothingIsRefusedWhileTheClusterIsAway(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		sim.missing["t"] = true
+		out := newRecorder()
+		p := startSimulated(t, sim, out, func(c *Config, _ *Deps) { c.WaitingEvents = 10 })
+		events := numbered("t", 60, 3)
+		p.Publish(events[:5])
+		p.Flush()
+		out.settled(t, 5)
+		sim.set(func() { sim.down = errors.New("connection refused") })
+		pass(t, 10*time.Second)
+		p.Publish(events[5:])
+		p.Flush()
+		pass(t, 2*time.Minute)
+		if n := len(out.refusals()); n != 5 {
+			t.Errorf("%d refused, want only the 5 before the cluster was away", n)
+		}
+		sim.set(func() { sim.down = nil })
+		out.settled(t, 60)
+		if n := len(out.refusals()); n != 60 {
+			t.Errorf("%d refused, want all, as the topic is still missing", n)
+		}
+	})
+}
+
 // The grace time counts from the last time that the topic was there.
 func TestTopicComesAndGoes(t *testing.T) {
 	t.Parallel()

@@ -145,7 +145,7 @@ type delivery struct {
 	sealed    *record.Sealed // nil: not sealed under the present identity
 	offenders []int          // records that the last answer named
 	tries     int            // requests sent
-	failures  int            // attempts that did not succeed
+	failures  int            // attempts that the broker did not decide about
 	// inDoubt: an attempt under the present identity may have put the batch
 	// into the log without the broker saying so.
 	inDoubt bool
@@ -277,15 +277,14 @@ func (w *worker) failed(ctx context.Context, d *delivery, v verdict, err error) 
 	if ctx.Err() != nil {
 		return v, ctx.Err() // the connections were closed under the request
 	}
-	d.failures++
 	w.metrics.errors.WithLabelValues(v.class.String()).Inc()
 	if v.class == classFence {
 		return v, fmt.Errorf("publishing to %s: %w", w.part, fault.ErrFenced)
 	}
 	if v.class != classBroker {
-		return v, nil
+		return v, nil // an answer
 	}
-	if d.failures == 1 {
+	if d.failures++; d.failures == 1 {
 		w.queues.failing(w.part)
 		w.log.Warn("publishing failed: trying again until the broker answers", "err", safe(err))
 	}
