@@ -24,6 +24,9 @@ type VerifyConfig struct {
 	// Source is the ce_source of the relay's records; those of another one are
 	// none of its. "": all are.
 	Source string
+
+	// takeover and still are takeoverTime and stillTime where they are 0.
+	takeover, still time.Duration
 }
 
 // Report is what Verify found, and what it looked at.
@@ -100,6 +103,7 @@ type verification struct {
 // may still have to decode (catalog_xmin) is behind the confirmed position,
 // whether or not anybody streams.
 func (t *Table) Verify(ctx context.Context, f Filter, cfg VerifyConfig) (*Report, error) {
+	cfg.takeover, cfg.still = cmp.Or(cfg.takeover, takeoverTime), cmp.Or(cfg.still, stillTime)
 	v := &verification{t: t, f: f, cfg: cfg, report: &Report{}}
 	// Whatever goes wrong here must not change a row.
 	if _, err := t.conn.Exec(ctx, "SET default_transaction_read_only = on"); err != nil {

@@ -74,12 +74,12 @@ func (v *verification) lookAtPositions(ctx context.Context) error {
 const (
 	// lookPause is the time between two looks, which cost little.
 	lookPause = 300 * time.Millisecond
-	// takeover is how long it may take until another relay streams, or the same
+	// takeoverTime is how long it may take until another relay streams, or the same
 	// one again: with nobody there, waiting on makes no sense.
-	takeover = 15 * time.Second
-	// still is how long a position must not have moved to have stalled. The
+	takeoverTime = 15 * time.Second
+	// stillTime is how long a position must not have moved to have stalled. The
 	// largest transactions take less.
-	still = 30 * time.Second
+	stillTime = 30 * time.Second
 )
 
 // watch looks at the slot, again and again while something is suspicious that
@@ -116,7 +116,7 @@ func (v *verification) watch(ctx context.Context) error {
 	}
 	v.judgeSlot()
 	v.judgeSuspects()
-	return v.judgeUnsent(ctx, v.positions.confirmed == first && time.Since(begun) >= still)
+	return v.judgeUnsent(ctx, v.positions.confirmed == first && time.Since(begun) >= v.cfg.still)
 }
 
 // waitsFor is why to look again, "" if there is no reason, or no time.
@@ -126,7 +126,7 @@ func (v *verification) waitsFor(waited time.Duration) string {
 	switch {
 	case waited >= v.cfg.Wait, p.otherSystem:
 		return ""
-	case !p.active && !p.leads && waited >= takeover:
+	case !p.active && !p.leads && waited >= v.cfg.takeover:
 		return ""
 	case !p.streams():
 		return "the slot is not streamed from, or its position is not vouched for"
