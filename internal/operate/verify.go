@@ -17,7 +17,8 @@ type VerifyConfig struct {
 	// Wait bounds how long to look again at what the relay may be dealing with
 	// right now. Nothing is waited for when all is well.
 	Wait time.Duration
-	// Waiting is called once if that begins, with what is waited for; nil: never.
+	// Waiting is called once if that takes some seconds, with what is waited for;
+	// nil: never.
 	Waiting func(what string)
 	// Log reads the topics of the rows; nil: they are not read.
 	Log *Locator
@@ -25,8 +26,8 @@ type VerifyConfig struct {
 	// none of its. "": all are.
 	Source string
 
-	// takeover and still are takeoverTime and stillTime where they are 0.
-	takeover, still time.Duration
+	// quiet, takeover and still are quietTime and so on where they are 0.
+	quiet, takeover, still time.Duration
 }
 
 // Report is what Verify found, and what it looked at.
@@ -103,7 +104,7 @@ type verification struct {
 // may still have to decode (catalog_xmin) is behind the confirmed position,
 // whether or not anybody streams.
 func (t *Table) Verify(ctx context.Context, f Filter, cfg VerifyConfig) (*Report, error) {
-	cfg.takeover, cfg.still = cmp.Or(cfg.takeover, takeoverTime), cmp.Or(cfg.still, stillTime)
+	cfg.quiet, cfg.takeover, cfg.still = cmp.Or(cfg.quiet, quietTime), cmp.Or(cfg.takeover, takeoverTime), cmp.Or(cfg.still, stillTime)
 	v := &verification{t: t, f: f, cfg: cfg, report: &Report{}}
 	// Whatever goes wrong here must not change a row.
 	if _, err := t.conn.Exec(ctx, "SET default_transaction_read_only = on"); err != nil {

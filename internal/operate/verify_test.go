@@ -193,7 +193,7 @@ func TestVerifyFindsInRows(t *testing.T) {
 		v.relay(t, false)
 		for _, tt := range tests {
 			db.Exec(t, "TRUNCATE outbox; "+tt.sql)
-			got := v.verify(t, tt.filter, 2*time.Second)
+			got := v.verify(t, tt.filter, time.Second)
 			if diff := cmp.Diff(tt.want, foundIn(got)); diff != "" || len(got.Notes) > 0 {
 				t.Errorf("%s: notes %q, found (-want +got):\n%s", tt.name, got.Notes, diff)
 			}

@@ -53,7 +53,7 @@ func TestPlansOfVerify(t *testing.T) {
 			       CASE WHEN n % 50 BETWEEN 1 AND 9 THEN 'infinity'::timestamptz WHEN n % 50 = 10 THEN now() - interval '1 hour' END,
 			       CASE WHEN n % 50 BETWEEN 1 AND 9 THEN '0/100'::pg_lsn END FROM generate_series(1, 100000) n`)
 		traced.statements = nil
-		got := v.verify(t, Filter{Limit: 25_000}, 2*time.Second)
+		got := v.verify(t, Filter{Limit: 25_000}, time.Second)
 		want := []string{
 			"missing 250 [75020 75120 75220 75320 75420 75520 75620 75720 75820 75920]",
 			"overdue 2000 [10 60 110 160 210 260 310 360 410 460]",

@@ -74,6 +74,8 @@ func (v *verification) lookAtPositions(ctx context.Context) error {
 const (
 	// lookPause is the time between two looks, which cost little.
 	lookPause = 300 * time.Millisecond
+	// quietTime is how long to wait without a word.
+	quietTime = 2 * time.Second
 	// takeoverTime is how long it may take until another relay streams, or the same
 	// one again: with nobody there, waiting on makes no sense.
 	takeoverTime = 15 * time.Second
@@ -94,13 +96,15 @@ func (v *verification) watch(ctx context.Context) error {
 		return err
 	}
 	first := v.positions.confirmed
-	for told := false; ; told = true {
-		waitsFor := v.waitsFor(time.Since(begun))
+	for told := v.cfg.Waiting == nil; ; {
+		waited := time.Since(begun)
+		waitsFor := v.waitsFor(waited)
 		if waitsFor == "" {
 			break
 		}
-		if !told && v.cfg.Waiting != nil {
+		if !told && waited >= v.cfg.quiet {
 			v.cfg.Waiting(waitsFor)
+			told = true
 		}
 		select {
 		case <-time.After(lookPause):

@@ -156,7 +156,7 @@ func TestVerifyWhileTheSlotIsBehind(t *testing.T) {
 		v.relay(t, true)
 		db.Exec(t, rowSQL("", "(1, 'order', 'a', 'x', 0, NULL, NULL), (2, 'order', 'a', 'x', 0, NULL, NULL)"))
 		var said []string
-		cfg := VerifyConfig{Server: v.server, Wait: time.Second, Waiting: func(what string) { said = append(said, what) }}
+		cfg := VerifyConfig{Server: v.server, Wait: time.Second, quiet: time.Millisecond, Waiting: func(what string) { said = append(said, what) }}
 		got, err := v.table.Verify(t.Context(), Filter{Limit: 10}, cfg)
 		if err != nil || len(got.Findings) > 0 || got.Rows.OnTheWay != 2 {
 			t.Errorf("%+v, %v", got, err)
@@ -167,6 +167,25 @@ func TestVerifyWhileTheSlotIsBehind(t *testing.T) {
 		cfg.still = 500 * time.Millisecond
 		got, err = v.table.Verify(t.Context(), Filter{Limit: 10}, cfg)
 		if diff := cmp.Diff([]string{"stalled 2 [1 2]"}, foundIn(got)); diff != "" || err != nil {
+			t.Errorf("%v, found (-want +got):\n%s", err, diff)
+		}
+	})
+}
+
+// TestVerifySuspectsThatAreDealtWith meanwhile are none any more.
+func TestVerifySuspectsThatAreDealtWith(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		v := newVerified(t, db)
+		v.relay(t, false)
+		db.Exec(t, rowSQL("", `(1, 'order', 'a', 'x', 0, 'infinity', '0/5'), (2, 'order', 'b', 'x', 0, 'infinity', '0/5'),
+			(3, 'order', 'c', 'x', 0, now() - interval '1 hour', NULL), (4, 'order', 'd', 'x', 0, now() - interval '1 hour', NULL)`))
+		touch := func(string) { // as a requeue and a release do
+			v.exec(t, "UPDATE outbox SET next_attempt_at = next_attempt_at WHERE id = 3")
+			v.exec(t, "UPDATE outbox SET send_status = 2, next_attempt_at = NULL, commit_lsn = NULL WHERE id = 1")
+		}
+		got, err := v.table.Verify(t.Context(), Filter{Limit: 10}, VerifyConfig{Server: v.server, Wait: 2 * time.Second, quiet: time.Millisecond, Waiting: touch})
+		if diff := cmp.Diff([]string{"unreleased 1 [2]", "overdue 1 [4]"}, foundIn(got)); diff != "" || err != nil {
 			t.Errorf("%v, found (-want +got):\n%s", err, diff)
 		}
 	})
