@@ -18,7 +18,7 @@ type nowhere struct{ partitions int }
 func (nowhere) produce(context.Context, *partition, *record.Sealed, func() error) ([]int, bool, error) {
 	return nil, true, nil
 }
-func (nowhere) newProducer(context.Context) (record.Producer, error) {
+func (nowhere) initProducer(context.Context, string, record.Producer) (record.Producer, error) {
 	return record.Producer{ID: 1}, nil
 }
 func (nowhere) refresh() {}

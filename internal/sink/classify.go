@@ -57,6 +57,7 @@ const (
 	checkPartitions = "kafka.partitions"
 	checkACL        = "kafka.acl"
 	checkIdentity   = "kafka.identity"
+	checkSharedID   = "kafka.txid_shared"
 )
 
 // Codes that kafka-go has no constant for.
@@ -65,7 +66,11 @@ const (
 	codeInconsistentTopic = kafka.Error(103)
 )
 
-// codes holds what each answer of a broker to a produce request means. It was
+// coordinatorTries is after how many attempts the lack of a coordinator is for
+// a person: with the usual backoff, clearly later than coordinatorPatience.
+const coordinatorTries = 20
+
+// codes holds what each answer of a broker means. It was
 // written down row by row from the brokers' documentation and trials; the
 // Temporary method of kafka.Error says something else and is not used.
 var codes = map[kafka.Error]verdict{
@@ -101,11 +106,19 @@ var codes = map[kafka.Error]verdict{
 	kafka.RequestTimedOut:              {class: classBroker, appended: true},
 	kafka.NotEnoughReplicasAfterAppend: {class: classBroker, appended: true},
 
-	// The broker lost what it knew of the producer, or never knew it.
+	// The broker lost what it knew of the producer, or never knew it. The last
+	// two mean something else under a fenced identity: see worker.judge.
 	kafka.OutOfOrderSequenceNumber: {class: classBroker, renew: true},
 	kafka.UnknownProducerId:        {class: classBroker, renew: true},
 	kafka.InvalidProducerEpoch:     {class: classBroker, renew: true},
-	kafka.ProducerFenced:           {class: classFence},
+	kafka.ProducerFenced:           {class: classBroker, renew: true},
+
+	// Answers to a request for a producer id. Where there will never be a
+	// coordinator, the identity steps down before a person is called.
+	kafka.GroupLoadInProgress:          {class: classBroker, blocked: checkIdentity, blockedAfter: coordinatorTries},
+	kafka.GroupCoordinatorNotAvailable: {class: classBroker, blocked: checkIdentity, blockedAfter: coordinatorTries},
+	kafka.NotCoordinatorForGroup:       {class: classBroker, blocked: checkIdentity, blockedAfter: coordinatorTries},
+	kafka.ConcurrentTransactions:       {class: classBroker, blocked: checkIdentity, blockedAfter: coordinatorTries},
 
 	// The bytes did not arrive as they were sent: the encoder, or memory.
 	kafka.InvalidMessage: {class: classBroker, reseal: true, blocked: checkConnect, blockedAfter: 3},

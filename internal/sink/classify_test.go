@@ -31,6 +31,7 @@ func TestClassifyAnswers(t *testing.T) {
 	record := func(code string, permanent bool) verdict {
 		return verdict{class: classRecord, code: code, permanent: permanent}
 	}
+	coordinator := verdict{class: classBroker, blocked: "kafka.identity", blockedAfter: 20}
 	for code, want := range map[int]verdict{
 		-1:  unknown,
 		2:   {class: classBroker, reseal: true, blocked: "kafka.connect", blockedAfter: 3},
@@ -42,6 +43,9 @@ func TestClassifyAnswers(t *testing.T) {
 		9:   refresh,
 		10:  record("RECORD_TOO_LARGE", true),
 		13:  maybe,
+		14:  coordinator,
+		15:  coordinator,
+		16:  coordinator,
 		17:  {class: classRecord, code: "TOPIC_NAME_INVALID", permanent: true, whole: true},
 		18:  record("RECORD_TOO_LARGE", true),
 		19:  brokerOnly,
@@ -62,6 +66,7 @@ func TestClassifyAnswers(t *testing.T) {
 		48:  person("kafka.identity"),
 		49:  person("kafka.identity"),
 		50:  person("kafka.identity"),
+		51:  coordinator,
 		53:  person("kafka.acl"),
 		56:  maybe,
 		58:  login,
@@ -72,7 +77,7 @@ func TestClassifyAnswers(t *testing.T) {
 		76:  person("kafka.connect"),
 		87:  record("RECORD_INVALID", true),
 		89:  brokerOnly,
-		90:  {class: classFence},
+		90:  renew,
 		100: refresh,
 		103: refresh,
 		// not in the table: nothing may be concluded

@@ -26,8 +26,11 @@ type broker interface {
 	// taken back. ready asks, when a connection has been found and the bytes are
 	// about to be written, whether they still may be: an error keeps them here.
 	produce(ctx context.Context, to *partition, batch *record.Sealed, ready func() error) (offenders []int, answered bool, err error)
-	// newProducer asks for a new producer id, without a transactional id.
-	newProducer(ctx context.Context) (record.Producer, error)
+	// initProducer asks for a producer id. Without a transactional id it is a
+	// new one. With it, own tells apart a renewal, which raises the epoch of an
+	// id that is still ours (it may be repeated after a lost answer), from a
+	// takeover (record.NoProducer), which makes the epochs of all others old.
+	initProducer(ctx context.Context, transactionalID string, own record.Producer) (record.Producer, error)
 	// refresh makes the next request fetch metadata first. It may do nothing
 	// if that was asked for a moment ago.
 	refresh()
@@ -115,8 +118,17 @@ func (r *gatedReader) WriteTo(w io.Writer) (int64, error) {
 	return io.Copy(w, r.batch)
 }
 
-func (c *cluster) newProducer(ctx context.Context) (record.Producer, error) {
-	res, err := c.client.InitProducerID(ctx, &kafka.InitProducerIDRequest{ProducerID: -1, ProducerEpoch: -1})
+// transactionTimeout is asked for because a transactional id needs one; there
+// are no transactions. Brokers allow up to 15 minutes by default.
+const transactionTimeout = time.Minute
+
+func (c *cluster) initProducer(ctx context.Context, transactionalID string, own record.Producer) (record.Producer, error) {
+	res, err := c.client.InitProducerID(ctx, &kafka.InitProducerIDRequest{
+		TransactionalID:      transactionalID,
+		TransactionTimeoutMs: int(transactionTimeout.Milliseconds()),
+		ProducerID:           int(own.ID),
+		ProducerEpoch:        int(own.Epoch),
+	})
 	if err != nil {
 		return record.NoProducer, err
 	}

@@ -44,7 +44,11 @@ type Config struct {
 	WaitingBytes  int
 
 	Identity Identity
-	Record   record.Config
+	// TransactionalID is required by Fenced and not used otherwise: the same
+	// for all instances that relay the slot, and for nobody else in the cluster.
+	TransactionalID string
+
+	Record record.Config
 }
 
 func (c *Config) validate() error {
@@ -72,8 +76,10 @@ func (c *Config) validate() error {
 		return errors.New("a BackoffMin above BackoffMax")
 	case c.Compression < record.None || c.Compression > record.Zstd:
 		return fmt.Errorf("unknown compression %v", c.Compression)
-	case c.Identity != Idempotent && c.Identity != None:
+	case c.Identity < Fenced || c.Identity > None:
 		return errors.New("a producer identity is required")
+	case c.Identity == Fenced && c.TransactionalID == "":
+		return errors.New("a fenced producer identity without a TransactionalID")
 	}
 	return nil
 }

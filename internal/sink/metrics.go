@@ -24,6 +24,7 @@ type Metrics struct {
 	partitions *prometheus.GaugeVec
 	connected  prometheus.Gauge
 	held       prometheus.Gauge
+	fenced     prometheus.Counter
 
 	mu     sync.Mutex
 	labels map[string]bool // topics that have a label of their own
@@ -61,12 +62,15 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		held: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cdc_relay_partitions_held", Help: "Partitions whose events are held on their rows because they do not answer while others do.",
 		}),
+		fenced: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "cdc_relay_fenced_total", Help: "Times leadership was lost.", ConstLabels: prometheus.Labels{"by": "producer"},
+		}),
 		labels: map[string]bool{},
 	}
 	for _, c := range []class{classRecord, classTopic, classBroker, classFence} {
 		m.errors.WithLabelValues(c.String())
 	}
-	reg.MustRegister(m.acked, m.topicAcked, m.requests, m.errors, m.duration, m.identity, m.partitions, m.connected, m.held)
+	reg.MustRegister(m.acked, m.topicAcked, m.requests, m.errors, m.duration, m.identity, m.partitions, m.connected, m.held, m.fenced)
 	return m
 }
 
@@ -98,7 +102,7 @@ func (m *Metrics) setPartitions(topic string, pinned, present int) {
 }
 
 func (m *Metrics) setIdentity(identity Identity) {
-	for name, id := range map[string]Identity{"idempotent": Idempotent, "fenced": 0, "none": None} {
+	for name, id := range map[string]Identity{"idempotent": Idempotent, "fenced": Fenced, "none": None} {
 		value := 0.0
 		if id == identity {
 			value = 1

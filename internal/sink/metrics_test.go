@@ -50,7 +50,7 @@ func TestMetricsFromTheStart(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	NewMetrics(reg)
 	want := map[string]float64{
-		"events_acked_total{}": 0, "publish_requests_total{}": 0, "publish_duration_seconds{}": 0, "sink_connected{}": 0, "partitions_held{}": 0,
+		"events_acked_total{}": 0, "publish_requests_total{}": 0, "publish_duration_seconds{}": 0, "sink_connected{}": 0, "partitions_held{}": 0, "fenced_total{by=producer}": 0,
 		"publish_errors_total{class=record}": 0, "publish_errors_total{class=topic}": 0,
 		"publish_errors_total{class=broker}": 0, "publish_errors_total{class=fence}": 0,
 	}
@@ -86,7 +86,7 @@ func TestMetrics(t *testing.T) {
 			"publish_errors_total{class=broker}": 1, "publish_errors_total{class=fence}": 0,
 			"producer_identity{identity=idempotent}": 1, "producer_identity{identity=fenced}": 0, "producer_identity{identity=none}": 0,
 			"topic_partitions{kind=pinned,topic=t}": 1, "topic_partitions{kind=present,topic=t}": 4,
-			"sink_connected{}": 1, "partitions_held{}": 0,
+			"sink_connected{}": 1, "partitions_held{}": 0, "fenced_total{by=producer}": 0,
 		}
 		if diff := cmp.Diff(want, gather(t, reg)); diff != "" {
 			t.Errorf("series (-want +got):\n%s", diff)
@@ -157,13 +157,13 @@ func TestNewValidates(t *testing.T) {
 
 func TestParseIdentity(t *testing.T) {
 	t.Parallel()
-	for name, want := range map[string]Identity{"idempotent": Idempotent, "none": None} {
+	for name, want := range map[string]Identity{"fenced": Fenced, "idempotent": Idempotent, "none": None} {
 		if got, err := ParseIdentity(name); err != nil || got != want {
 			t.Errorf("ParseIdentity(%q) = %v, %v", name, got, err)
 		}
 	}
-	if _, err := ParseIdentity("fenced"); err == nil {
-		t.Error("an identity that this version does not have was accepted")
+	if _, err := ParseIdentity("exactly-once"); err == nil {
+		t.Error("an identity that does not exist was accepted")
 	}
 }
 
@@ -171,15 +171,15 @@ func TestParseIdentity(t *testing.T) {
 func TestSequenceWraps(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ from, n, want int32 }{{0, 5, 5}, {2147483647, 1, 0}, {2147483645, 5, 2}} {
-		w := &worker{producer: record.Producer{ID: 1, Sequence: tc.from}}
+		w := &worker{producer: grant{Producer: record.Producer{ID: 1, Sequence: tc.from}}}
 		w.advance(int(tc.n))
 		if w.producer.Sequence != tc.want {
 			t.Errorf("%d + %d = %d, want %d", tc.from, tc.n, w.producer.Sequence, tc.want)
 		}
 	}
-	w := &worker{producer: record.NoProducer}
+	w := &worker{producer: nobody}
 	w.advance(5)
-	if w.producer != record.NoProducer {
+	if w.producer != nobody {
 		t.Errorf("without an id: %+v", w.producer)
 	}
 }

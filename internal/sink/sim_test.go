@@ -36,6 +36,11 @@ type simulation struct {
 	script     func(request) response // nil: everything is accepted
 	poison     map[int64]bool         // ids of records that are refused by index with 87
 	noIDs      error                  // what a request for a producer id meets
+	noFenced   error                  // what one with a transactional id meets
+	deafInits  int                    // requests for a producer id whose answers get lost
+	inits      int                    // requests for a producer id
+	onInit     func(record.Producer)  // sees whose they are
+	fenced     map[string]*fencedID   // by transactional id
 	logs       map[string][]int64     // ids by topic/partition
 	first      map[int64]int          // when an id was first stored, as a count over all partitions
 	states     map[string]map[int64]*producerState
@@ -53,8 +58,16 @@ type owedAnswer struct {
 	bytes  []byte
 }
 
+// fencedID is what the coordinator knows of a transactional id.
+type fencedID struct {
+	id      int64
+	epoch   int16
+	renewed bool // by the owner of the epoch before, who may ask again
+}
+
 // producerState is what a partition knows of a producer.
 type producerState struct {
+	epoch   int16
 	next    int32
 	batches map[int32]int // base sequence -> records, of those it would recognise
 }
@@ -66,6 +79,7 @@ type request struct {
 	partition int32
 	ids       []int64
 	producer  int64
+	epoch     int16
 	sequence  int32
 	size      int
 }
@@ -84,6 +98,7 @@ func newSimulation(t *testing.T, partitions int) *simulation {
 	s := &simulation{
 		t: t, partitions: partitions, missing: map[string]bool{}, hidden: map[string]error{}, limits: map[string]int{}, poison: map[int64]bool{},
 		logs: map[string][]int64{}, first: map[int64]int{}, values: map[int64]string{}, states: map[string]map[int64]*producerState{},
+		fenced: map[string]*fencedID{},
 	}
 	t.Cleanup(s.checkOwed)
 	return s
@@ -161,8 +176,17 @@ func (s *simulation) accept(place, topic string, req request) ([]int, bool, erro
 	}
 	state := s.states[place][req.producer]
 	if state == nil {
-		state = &producerState{next: req.sequence, batches: map[int32]int{}} // any start is accepted
+		state = &producerState{epoch: req.epoch, next: req.sequence, batches: map[int32]int{}} // any start is accepted
 		s.states[place][req.producer] = state
+	}
+	if req.epoch < state.epoch {
+		return nil, true, kafka.InvalidProducerEpoch
+	}
+	if req.epoch > state.epoch {
+		if req.sequence != 0 {
+			return nil, true, kafka.OutOfOrderSequenceNumber
+		}
+		*state = producerState{epoch: req.epoch, batches: map[int32]int{}}
 	}
 	if state.batches[req.sequence] == len(req.ids) {
 		return nil, true, nil // taken for a batch it has, whatever is in it
@@ -199,7 +223,10 @@ func (s *simulation) parse(sealed *record.Sealed) request {
 	if err != nil {
 		s.t.Errorf("parsing the records of a batch: %v", err)
 	}
-	req := request{producer: b.ProducerID, sequence: b.FirstSequence, size: len(raw) - 4}
+	req := request{producer: b.ProducerID, epoch: b.ProducerEpoch, sequence: b.FirstSequence, size: len(raw) - 4}
+	if b.Attributes&0x10 != 0 {
+		s.t.Error("a batch claims to be part of a transaction")
+	}
 	if len(records) == 0 {
 		s.t.Error("a batch without a record was sent")
 	}
@@ -215,14 +242,46 @@ func (s *simulation) parse(sealed *record.Sealed) request {
 	return req
 }
 
-func (s *simulation) newProducer(context.Context) (record.Producer, error) {
+func (s *simulation) initProducer(_ context.Context, transactionalID string, own record.Producer) (record.Producer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.noIDs != nil {
+	s.inits++
+	if s.onInit != nil {
+		s.onInit(own)
+	}
+	switch {
+	case transactionalID != "" && s.noFenced != nil:
+		return record.NoProducer, s.noFenced
+	case s.noIDs != nil:
 		return record.NoProducer, s.noIDs
 	}
-	s.nextID++
-	return record.Producer{ID: s.nextID}, nil
+	p, err := s.grant(transactionalID, own)
+	if err == nil && s.deafInits > 0 {
+		s.deafInits--
+		return record.NoProducer, io.EOF
+	}
+	return p, err
+}
+
+// grant does what a healthy coordinator does.
+func (s *simulation) grant(transactionalID string, own record.Producer) (record.Producer, error) {
+	f := s.fenced[transactionalID]
+	switch {
+	case f == nil || transactionalID == "":
+		s.nextID++
+		f = &fencedID{id: s.nextID}
+		s.fenced[transactionalID] = f
+	case own.ID < 0:
+		f.epoch++
+		f.renewed = false
+	case own.ID == f.id && own.Epoch == f.epoch:
+		f.epoch++
+		f.renewed = true
+	case own.ID == f.id && own.Epoch == f.epoch-1 && f.renewed:
+	default:
+		return record.NoProducer, kafka.ProducerFenced
+	}
+	return record.Producer{ID: f.id, Epoch: f.epoch}, nil
 }
 
 func (s *simulation) refresh() {

@@ -20,9 +20,14 @@
 // reported through Outcomes.Trouble while the sink goes on trying. An error of
 // Run ends the session.
 //
-// Three parts share the work: queues (what is to be sent, under one lock),
-// sender (what the workers send with), and watcher (what is known of topics,
-// and over how many partitions their keys are spread).
+// With a fenced identity a Publisher takes the slot's transactional id over when
+// it begins to run, and the broker refuses its predecessor's batches from then on
+// wherever this one has written (identity.go). Being refused itself ends the
+// session.
+//
+// Four parts share the work: queues (what is to be sent, under one lock),
+// sender (what the workers send with), watcher (what is known of topics, and
+// over how many partitions their keys are spread), and identities.
 package sink
 
 import (
@@ -134,7 +139,8 @@ func assemble(cfg Config, deps Deps, b broker, c catalog, end func()) (*Publishe
 // Run publishes until its context ends; it may be called once. What has no
 // answer by then stays unreported: the connections are closed under it. It
 // returns nil then, and before that only an error that ends the session:
-// fault.ErrFenced when leadership is gone, or whatever else Permit returned.
+// fault.ErrFenced when leadership is gone, a *fault.Blocked when somebody else
+// publishes under the same transactional id, or whatever else Permit returned.
 func (p *Publisher) Run(parent context.Context) error {
 	group, ctx := errgroup.WithContext(parent)
 	p.queues.attach(func(part *partition) {
@@ -142,6 +148,7 @@ func (p *Publisher) Run(parent context.Context) error {
 		group.Go(func() error { return w.run(ctx) })
 	})
 	group.Go(func() error { return p.watcher.run(ctx) })
+	group.Go(func() error { return p.sender.identities.run(ctx) })
 
 	<-ctx.Done()
 	p.queues.attach(nil)

@@ -100,11 +100,35 @@ func batchTrouble(v verdict, topic string, err error) *fault.Blocked {
 		b.What = "the Kafka cluster refuses to let the relay publish to topic " + topic
 		b.Remedy = "grant its login WRITE and DESCRIBE on the topic, and IDEMPOTENT_WRITE on the cluster before Kafka 3.0"
 	case checkIdentity:
-		b.What = "the Kafka broker refuses the relay's producer identity for topic " + topic
-		b.Remedy = "set kafka.identity to none and report what the broker's log says"
+		b.What, b.Remedy = identityTrouble(code, topic)
 	default:
 		b.What = "the Kafka broker keeps refusing requests for topic " + topic + " with error " + codeText(code)
 		b.Remedy = "look that error up in the broker's log; check its version, kafka.compression and whatever lies between"
 	}
 	return b
+}
+
+// identityTrouble says why there is no producer identity to publish under.
+func identityTrouble(code kafka.Error, topic string) (what, remedy string) {
+	switch code {
+	case kafka.InvalidTransactionTimeout:
+		return "the Kafka cluster does not allow the transaction time-out of " + transactionTimeout.String() + " that kafka.identity fenced asks for",
+			"raise transaction.max.timeout.ms of the brokers to that, or set kafka.identity to idempotent"
+	case kafka.GroupLoadInProgress, kafka.GroupCoordinatorNotAvailable, kafka.NotCoordinatorForGroup, kafka.ConcurrentTransactions:
+		return "the Kafka cluster gives the relay no producer id: the coordinator answers " + codeText(code),
+			"look at the state of the topic __transaction_state and of its brokers; or set kafka.identity from fenced to idempotent, or from that to none"
+	}
+	return "the Kafka broker refuses the relay's producer identity for topic " + topic,
+		"set kafka.identity to none and report what the broker's log says"
+}
+
+// sharedIDTrouble tells that somebody else publishes under our transactional
+// id though this instance leads the slot.
+func sharedIDTrouble(transactionalID string, answer error) *fault.Blocked {
+	return &fault.Blocked{
+		Reason: checkSharedID,
+		What:   "something else than the instances of this slot publishes to Kafka under the transactional id " + transactionalID,
+		Remedy: "give this slot's relays a kafka.transactional_id that nothing else in the Kafka cluster has; if nothing else has this one, a request of a former leader came late, and the relay goes on at its next try",
+		Err:    answer,
+	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/segmentio/kafka-go"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
-	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pulse"
 	"github.com/cdc-relay/cdc-relay/internal/sink/record"
 )
@@ -43,7 +42,7 @@ func newSender(cfg *Config, deps Deps, b broker, q *queues, t *troubles, heard f
 	end()
 	return &sender{
 		cfg: cfg, broker: b, queues: q, troubles: t,
-		identities: newIdentities(cfg.Identity, b, deps.Metrics, deps.Log),
+		identities: newIdentities(cfg, deps, b),
 		outcomes:   deps.Outcomes, permit: deps.Permit, metrics: deps.Metrics, log: deps.Log, pulse: deps.Pulse, heard: heard,
 		requests: make(chan struct{}, cfg.MaxRequests), retries: make(chan struct{}, max(1, cfg.MaxRequests/2)), noWait: noWait,
 	}
@@ -65,9 +64,9 @@ type worker struct {
 	log  *slog.Logger
 
 	// producer is the identity with the sequence number of the next new
-	// record. Invariant: the broker has acknowledged, under this id, exactly
-	// the numbers below it.
-	producer record.Producer
+	// record. Invariant: the broker has acknowledged, under this id and epoch,
+	// exactly the numbers below it.
+	producer grant
 	// renew: the identity must not be used for another batch.
 	renew bool
 	// troubled: a trouble of this partition has been reported and not cleared.
@@ -83,16 +82,10 @@ func newWorker(s *sender, part *partition) *worker {
 	return &worker{
 		sender: s, part: part,
 		log:      s.log.With("topic", part.topic.name, "partition", part.number),
-		producer: record.NoProducer,
+		producer: nobody,
 		renew:    true,
-		backoff: backoff.NewExponentialBackOff(
-			backoff.WithInitialInterval(s.cfg.BackoffMin),
-			backoff.WithMaxInterval(s.cfg.BackoffMax),
-			backoff.WithRandomizationFactor(0.5),
-			backoff.WithMultiplier(2),
-			backoff.WithMaxElapsedTime(0), // never gives up
-		),
-		acked: s.metrics.topicCounter(part.topic.name),
+		backoff:  newBackoff(s.cfg.BackoffMin, s.cfg.BackoffMax),
+		acked:    s.metrics.topicCounter(part.topic.name),
 	}
 }
 
@@ -186,7 +179,11 @@ func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
 		return verdict{class: classTopic, code: f.Code}, nil
 	}
 	if d.sealed == nil {
-		if v, err := w.seal(ctx, d); err != nil {
+		v, err := w.seal(ctx, d)
+		if endsSession(err) {
+			return v, err
+		}
+		if err != nil {
 			return w.failed(ctx, d, v, err)
 		}
 	}
@@ -204,7 +201,7 @@ func (w *worker) attempt(ctx context.Context, d *delivery) (verdict, error) {
 	d.tries++
 	d.held = d.held || !answered
 	d.offenders = offenders
-	v := classify(err)
+	v := w.judge(err)
 	if v.class == classDone {
 		return v, nil
 	}
@@ -251,11 +248,22 @@ func (w *worker) tooLarge(size int) bool {
 	return fresh && maxBytes > 0 && size > maxBytes
 }
 
+// judge says what the end of a request means. A newer epoch is somebody else's
+// if the identity is a fenced one: in this partition nobody else is of ours.
+func (w *worker) judge(err error) verdict {
+	if w.producer.fenced && isSuperseded(err) {
+		return verdict{class: classFence}
+	}
+	return classify(err)
+}
+
 // seal finishes the batch under the present identity, after getting a new one
-// if that is called for.
+// if that is called for. A batch that has been sent keeps its identity until
+// the broker has decided about it, or does not accept it.
 func (w *worker) seal(ctx context.Context, d *delivery) (verdict, error) {
-	if w.renew {
-		next, err := w.identities.next(ctx, w.producer.ID)
+	if w.renew || d.tries == 0 && w.identities.moved(&w.producer) {
+		next, err := w.identities.next(ctx, &w.producer, w.beat)
+		w.beat.Work()
 		if err != nil {
 			v := classify(err)
 			v.class = classBroker // whatever it is, no record is to blame
@@ -264,7 +272,7 @@ func (w *worker) seal(ctx context.Context, d *delivery) (verdict, error) {
 		w.producer, w.renew = next, false
 		d.inDoubt = false // as far as this identity is concerned
 	}
-	sealed, err := d.batch.Seal(w.cfg.Compression, w.producer)
+	sealed, err := d.batch.Seal(w.cfg.Compression, w.producer.Producer)
 	if err != nil {
 		return verdict{class: classBroker, blocked: checkConnect}, err
 	}
@@ -279,7 +287,8 @@ func (w *worker) failed(ctx context.Context, d *delivery, v verdict, err error) 
 	}
 	w.metrics.errors.WithLabelValues(v.class.String()).Inc()
 	if v.class == classFence {
-		return v, fmt.Errorf("publishing to %s: %w", w.part, fault.ErrFenced)
+		w.beat.Rest() // the lease, which is asked, has a beat of its own
+		return v, fmt.Errorf("publishing to %s: %w", w.part, w.identities.superseded(ctx, err))
 	}
 	if v.class != classBroker {
 		return v, nil // an answer
@@ -290,7 +299,7 @@ func (w *worker) failed(ctx context.Context, d *delivery, v verdict, err error) 
 	}
 	if v.renew {
 		w.renew, d.sealed = true, nil
-		w.log.Warn("the broker does not accept the producer's sequence: taking a new producer id", "err", safe(err))
+		w.log.Warn("the broker does not accept the producer's sequence: taking a new producer id or epoch", "err", safe(err))
 	}
 	if v.reseal {
 		d.sealed = nil
@@ -331,9 +340,9 @@ func (w *worker) finish(d *delivery, v verdict) {
 		// The refused batch has not used its sequence numbers, so the next one
 		// takes them. But had an earlier attempt put it into the log unnoticed,
 		// the broker would take the next one for that, acknowledge it and not
-		// store it. Only a new producer id is safe then.
+		// store it. Only a new producer id or epoch is safe then.
 		w.renew = true
-		w.log.Info("a batch was refused that may be in the log already: taking a new producer id")
+		w.log.Info("a batch was refused that may be in the log already: taking a new producer id or epoch")
 	}
 	switch {
 	case d.probe:

@@ -222,9 +222,10 @@ func TestAnyMishaps(t *testing.T) {
 		poison := rapid.SliceOfDistinct(rapid.Int64Range(1, int64(n)), rapid.ID[int64]).Draw(rt, "poison")
 		byIndex := rapid.Bool().Draw(rt, "poison is named by index")
 		chunk := rapid.IntRange(1, 15).Draw(rt, "events per batch")
+		fenced := rapid.Bool().Draw(rt, "fenced, renewed all the time")
 		synctest.Test(t, func(t *testing.T) {
-			for _, problem := range anyMishaps(t, n, chunk, mishaps, poison, byIndex) {
-				t.Errorf("%s (events %d, chunk %d, mishaps %v, poison %v, by index %v)", problem, n, chunk, mishaps, poison, byIndex)
+			for _, problem := range anyMishaps(t, n, chunk, mishaps, poison, byIndex, fenced) {
+				t.Errorf("%s (events %d, chunk %d, mishaps %v, poison %v, by index %v, fenced %v)", problem, n, chunk, mishaps, poison, byIndex, fenced)
 			}
 		})
 		if t.Failed() {
@@ -233,7 +234,7 @@ func TestAnyMishaps(t *testing.T) {
 	})
 }
 
-func anyMishaps(t *testing.T, n, chunk int, mishaps []mishap, poison []int64, byIndex bool) (problems []string) {
+func anyMishaps(t *testing.T, n, chunk int, mishaps []mishap, poison []int64, byIndex, fenced bool) (problems []string) {
 	sim := newSimulation(t, 1)
 	var alone []int64 // what may be refused without being bad
 	sim.script = func(r request) response {
@@ -266,8 +267,14 @@ func anyMishaps(t *testing.T, n, chunk int, mishaps []mishap, poison []int64, by
 			sim.poison[id] = true
 		}
 	}
+	var p *Publisher
 	out := newRecorder()
-	p := startSimulated(t, sim, out, nil)
+	if fenced {
+		l := leadRenewing(t, sim, 3*time.Millisecond, nil)
+		p, out = l.Publisher, l.out
+	} else {
+		p = startSimulated(t, sim, out, nil)
+	}
 	for events := range slices.Chunk(numbered("t", n, 3), chunk) {
 		p.Publish(events)
 		p.Flush()
