@@ -241,7 +241,7 @@ func (o *opener) connectStream(ctx context.Context, t *lease.Tenure) (*wal.Strea
 }
 
 // parts makes what works through SQL and Kafka. None of it connects yet, but
-// to ask for a transaction id.
+// to ask for a transaction id and the name of the database.
 func (o *opener) parts(ctx context.Context, t *lease.Tenure, inbox *relay.Inbox, options pg.Options, db recovery.DB, facts doctor.Facts) (*relay.Parts, error) {
 	rows := o.rows(t, options, db, facts.Table)
 	xmax, err := rows.XMax(ctx)
@@ -261,7 +261,13 @@ func (o *opener) parts(ctx context.Context, t *lease.Tenure, inbox *relay.Inbox,
 	if err != nil {
 		return nil, err
 	}
-	publisher, err := sink.New(o.kafka, sink.Deps{
+	kafka := o.kafka
+	if kafka.Identity == sink.Fenced {
+		if kafka.TransactionalID, err = o.transactionalID(ctx, db, t.Session()); err != nil {
+			return nil, err
+		}
+	}
+	publisher, err := sink.New(kafka, sink.Deps{
 		Outcomes: inbox.Publisher(),
 		Pins:     rows.Topics(),
 		Permit:   t.Permit,
@@ -284,6 +290,19 @@ func (o *opener) parts(ctx context.Context, t *lease.Tenure, inbox *relay.Inbox,
 		}
 	}
 	return parts, nil
+}
+
+// transactionalID is the name under which the brokers tell this slot's leader
+// from former ones. The database gives its own name: a pooler may have another.
+func (o *opener) transactionalID(ctx context.Context, db recovery.DB, session event.Session) (string, error) {
+	if id := o.c.Kafka.TransactionalID; id != "" {
+		return id, nil
+	}
+	var database string
+	if err := db.QueryRow(ctx, "SELECT current_database()").Scan(&database); err != nil {
+		return "", fmt.Errorf("asking for the name of the database: %w", err)
+	}
+	return fmt.Sprintf("cdc-relay/%d/%s/%s", session.SystemID, database, o.c.Slot.Name), nil
 }
 
 // passIdle is how long a snapshot may wait for room on the line.

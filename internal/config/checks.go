@@ -111,5 +111,6 @@ func (l *Loaded) warnUnused(warn func(bool, string, string)) {
 	warn(c.Record.Source != "" && c.Record.Headers != "cloudevents", "record.source", preset)
 	warn(c.Record.TraceExtension && c.Record.Headers != "cloudevents", "record.trace_extension", preset)
 	warn(c.Record.EventTypeHeader != "" && c.Record.Headers != "debezium", "record.event_type_header", preset)
+	warn(c.Kafka.TransactionalID != "" && c.Kafka.Identity != "fenced", "kafka.transactional_id", "has no effect with kafka.identity "+c.Kafka.Identity)
 	warn(!c.Kafka.TLS.Enabled && c.Kafka.TLS != (TLS{}), "kafka.tls", "has no effect without kafka.tls.enabled")
 }

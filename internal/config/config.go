@@ -83,10 +83,12 @@ type Lease struct {
 type Kafka struct {
 	Brokers  []string
 	ClientID string
-	// Identity is "idempotent" or "none".
+	// Identity is "fenced", "idempotent" or "none".
 	Identity string
-	TLS      TLS
-	SASL     SASL
+	// TransactionalID is of identity fenced; empty: made of system, database and slot.
+	TransactionalID string
+	TLS             TLS
+	SASL            SASL
 	// Compression is "none", "gzip", "snappy", "lz4" or "zstd".
 	Compression       string
 	Linger            time.Duration

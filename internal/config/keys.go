@@ -129,8 +129,10 @@ var kafkaKeys = []key{
 		func(c *Config) *[]string { return &c.Kafka.Brokers }, areHostPorts)),
 	entry("kafka.client_id", "cdc-relay", "name in broker logs and quotas",
 		func(c *Config) *string { return &c.Kafka.ClientID }, isName),
-	entry("kafka.identity", "idempotent", "idempotent (steps down to none with a warning) or none",
-		func(c *Config) *string { return &c.Kafka.Identity }, identityIsKnown),
+	entry("kafka.identity", "idempotent", "fenced (a leader that lost the slot is refused), idempotent or none; steps down to the next with a warning",
+		func(c *Config) *string { return &c.Kafka.Identity }, oneOf("fenced", "idempotent", "none")),
+	entry("kafka.transactional_id", "", "of identity fenced, unique in the Kafka cluster; empty: cdc-relay/<system identifier>/<database>/<slot.name>",
+		func(c *Config) *string { return &c.Kafka.TransactionalID }, isTransactionalID),
 	entry("kafka.tls.enabled", "false", "encrypt",
 		func(c *Config) *bool { return &c.Kafka.TLS.Enabled }),
 	entry("kafka.tls.ca_file", "", "PEM; empty: the system's authorities",
@@ -255,7 +257,7 @@ var processKeys = []key{
 // later names keys and sections that belong to the contract and have no effect
 // in this version. Accepting them silently would promise what is not done.
 var later = []string{
-	"kafka.transactional_id", "failure.include_detail",
+	"failure.include_detail",
 	"reconcile.sweep_after", "retention",
 	"http.tls", "http.token", "http.pprof_listen",
 	"page", "tracing", "poll",

@@ -17,6 +17,9 @@ import (
 // maxNameBytes is PostgreSQL's limit for identifiers.
 const maxNameBytes = 63
 
+// maxTransactionalIDBytes is ours; brokers and ACLs take more.
+const maxTransactionalIDBytes = 255
+
 var (
 	schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 	slotName   = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
@@ -92,18 +95,18 @@ func sourceIsWAL(s string) defect {
 	return oneOf("wal")(s)
 }
 
-func identityIsKnown(s string) defect {
-	if s == "fenced" {
-		return defect{"fenced is not in this version", "write idempotent, or none where the brokers do not authorise it"}
-	}
-	return oneOf("idempotent", "none")(s)
-}
-
 func hasControl(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
 
 func isName(s string) defect {
 	if s == "" || len(s) > maxNameBytes || hasControl(s) {
 		return defect{"is empty, longer than 63 bytes or has control characters", "write a name of 1 to 63 bytes"}
+	}
+	return fine
+}
+
+func isTransactionalID(s string) defect {
+	if len(s) > maxTransactionalIDBytes || hasControl(s) {
+		return defect{"is longer than 255 bytes or has control characters", "write a name of at most 255 bytes, or nothing"}
 	}
 	return fine
 }
