@@ -3,6 +3,7 @@ package topics
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 )
@@ -68,4 +69,53 @@ func (a *Admin) Revoke(ctx context.Context, user, prefix string) error {
 func rights(user, prefix string) *kadm.ACLBuilder {
 	return kadm.NewACLs().Allow("User:"+user).Topics(prefix).ResourcePatternType(kadm.ACLPatternPrefixed).
 		Operations(kadm.OpWrite, kadm.OpDescribe)
+}
+
+// Move puts the partitions of a topic on one broker alone and returns when that
+// leads them.
+func (a *Admin) Move(ctx context.Context, topic string, broker int32) error {
+	leaders, err := a.Leaders(ctx, topic)
+	if err != nil {
+		return err
+	}
+	var moves kadm.AlterPartitionAssignmentsReq
+	for partition := range leaders {
+		moves.Assign(topic, partition, []int32{broker})
+	}
+	answers, err := a.adm.AlterPartitionAssignments(ctx, moves)
+	if err == nil {
+		err = answers.Error()
+	}
+	if err != nil {
+		return fmt.Errorf("moving topic %s to broker %d: %w", topic, broker, err)
+	}
+	return a.awaitLeader(ctx, topic, broker)
+}
+
+func (a *Admin) awaitLeader(ctx context.Context, topic string, broker int32) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		leaders, err := a.Leaders(ctx, topic)
+		if err != nil {
+			return err
+		}
+		if onlyLeader(leaders, broker) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for broker %d to lead topic %s: %w", broker, topic, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+func onlyLeader(leaders map[int32]int32, broker int32) bool {
+	for _, leader := range leaders {
+		if leader != broker {
+			return false
+		}
+	}
+	return true
 }
