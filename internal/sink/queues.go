@@ -139,7 +139,7 @@ func (q *queues) put(e *event.Event, now int64) {
 		q.encode(t, e, now)
 	case t.state == topicRefused:
 		t.asked = now
-		q.refuse(e.Ref, t.failure)
+		q.turnAway(t, e, now)
 	default:
 		q.wait(t, e, now)
 	}
@@ -256,9 +256,24 @@ func (q *queues) refuseTopic(t *topic, f event.Failure) {
 			q.hold(e.Ref, event.HeldByOrder)
 			continue
 		}
-		q.refuse(e.Ref, f)
+		q.turnAway(t, &e, t.asked)
 	}
+	q.flushLocked()
 	q.log.Warn("refusing events until their topic can be used", "topic", t.name, "error_code", f.Code)
+}
+
+// turnAway refuses an event of a refused topic. If its partition still has
+// earlier ones, its turn comes when the worker refuses those: of an aggregate
+// the first one takes the attempt. The lock is held.
+func (q *queues) turnAway(t *topic, e *event.Event, now int64) {
+	r, failure := q.format.Record(e, now)
+	if failure == nil && t.pinned > 0 {
+		if part := t.partitions[q.format.Partition(r, int32(t.pinned))]; part.busy || part.open != nil || len(part.full) > 0 {
+			q.encode(t, e, now)
+			return
+		}
+	}
+	q.refuse(e.Ref, t.failure)
 }
 
 // reconsider lets the events of refused topics wait again: while no broker

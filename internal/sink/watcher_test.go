@@ -254,6 +254,42 @@ func TestTopicComesAndGoes(t *testing.T) {
 	})
 }
 
+// A topic goes away while a worker has a batch in its hands. What is handed over
+// before the worker refuses that batch waits for its turn: of an aggregate the
+// first event takes the attempt.
+func TestFirstEventTakesTheAttemptOfATopic(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 1)
+		out := newRecorder()
+		const grace, backoff = time.Second, 20 * time.Second
+		p := startSimulated(t, sim, out, func(c *Config, _ *Deps) {
+			c.UnknownTopicGrace, c.BackoffMin, c.BackoffMax = grace, backoff, backoff
+		})
+		events := inOrder(numbered("t", 4, 1))
+		p.Publish(events[:1])
+		p.Flush()
+		out.settled(t, 1)
+		sim.set(func() { sim.missing["t"] = true })
+		p.Publish(events[1:2])
+		p.Flush()
+		pass(t, backoff/4) // the topic is given up, the worker has not tried again
+		p.Publish(events[2:3])
+		p.Flush()
+		if n := len(out.refusals()); n != 0 {
+			t.Fatalf("%d refused before the first one's turn", n)
+		}
+		pass(t, 2*backoff)
+		p.Publish(events[3:])
+		p.Flush()
+		synctest.Wait()
+		want := outcome{Stored: []int64{1}, Refused: []int64{2}, Held: []int64{3, 4}}
+		if diff := gocmp.Diff(want, out.outcome(sim.stored("t", 0))); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
 // A topic that is deleted under way: what is in its queues is refused after
 // the grace time.
 func TestTopicDeleted(t *testing.T) {
