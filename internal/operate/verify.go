@@ -98,8 +98,8 @@ type verification struct {
 // What the relay is dealing with is no finding: a row is missing only if the
 // slot is past it. That is certain in two ways. All that a snapshot shows as
 // committed was written to the WAL before the position that is read after it;
-// once the slot was confirmed up to that position, and the relay has saved it,
-// all of these rows are resolved, so one that is still READY and not parked
+// once the slot is confirmed up to that position, and not beyond what the relay
+// has saved, all of these rows are resolved, so one that is still READY and not parked
 // will not come. And a row whose transaction is older than any that the slot
 // may still have to decode (catalog_xmin) is behind the confirmed position,
 // whether or not anybody streams.

@@ -22,7 +22,7 @@ type positions struct {
 	leads       bool // the lease has not run out
 	saved       string
 	vouched     bool // the saved position is not behind the confirmed one
-	passed      bool // both are at the target or beyond
+	passed      bool // the confirmed one is at the target or beyond
 	otherSystem bool // the lease is of another server
 	otherTime   bool // or of another timeline of it
 }
@@ -45,12 +45,12 @@ SELECT s.slot_name IS NOT NULL, coalesce(s.active, false), coalesce(s.wal_status
   FROM (VALUES (1)) one
   LEFT JOIN pg_replication_slots s ON s.slot_name = $1 AND s.plugin = 'pgoutput' AND s.database = current_database()`
 
-// verifyLeaseSQL compares what was saved with what is confirmed ($2) and with
-// the target ($3, or none), and the server with its own identity ($4, $5).
+// verifyLeaseSQL compares what is confirmed ($2) with what was saved and with
+// the target ($3), and the server with its own identity ($4, $5).
 const verifyLeaseSQL = `
 SELECT l.slot IS NOT NULL, coalesce(l.instance, ''), coalesce(l.lease_until > clock_timestamp(), false), coalesce(l.saved_lsn::text, ''),
        coalesce(l.saved_lsn >= $2::text::pg_lsn, false),
-       coalesce(least(l.saved_lsn, $2::text::pg_lsn) >= nullif($3, '')::pg_lsn, false),
+       coalesce($2::text::pg_lsn >= nullif($3, '')::pg_lsn, false),
        coalesce(l.system_identifier <> $4, false), coalesce(l.timeline <> $5, false)
   FROM (VALUES (1)) one LEFT JOIN {lease} l ON l.slot = $1`
 

@@ -107,8 +107,8 @@ func TestVerifyLooksAtTheSlot(t *testing.T) {
 			}
 		}
 		expect("nothing", 0, 0, "slot_missing 1")
-		v.exec(t, "SELECT pg_create_physical_replication_slot($1)", v.slot)
-		expect("a slot of another kind", 0, 0, "slot_missing 1")
+		v.exec(t, "SELECT pg_create_logical_replication_slot($1, 'test_decoding')", v.slot)
+		expect("a slot of another plugin", 0, 0, "slot_missing 1")
 		v.exec(t, "SELECT pg_drop_replication_slot($1)", v.slot)
 
 		db.Exec(t, rowSQL("", "(1, 'order', 'a', 'x', 0, NULL, NULL)"))
