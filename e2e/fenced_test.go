@@ -82,7 +82,9 @@ func TestTransactionalIDShared(t *testing.T) {
 		t.Errorf("blocked: %s; %s; want the id and the key to be named", s.What, s.Remedy)
 	}
 	relay.WaitState("streaming")
-	b.Wait("the row to be SENT", func() bool { return b.Count(`SELECT count(*) FROM outbox WHERE aggregate_type = $1 AND send_status = 2`, elsewhere) == 1 })
+	b.Wait("the row to be SENT", func() bool {
+		return b.Count(`SELECT count(*) FROM outbox WHERE aggregate_type = $1 AND send_status = 2`, elsewhere) == 1
+	})
 	b.Exec(`DELETE FROM outbox WHERE aggregate_type = $1`, elsewhere)
 	b.Write(50, 8)
 	b.Finish(harness.Allow{})

@@ -66,6 +66,18 @@ func (l *leader) start(t *testing.T) {
 	t.Cleanup(func() { cancel(); <-ended })
 }
 
+// ended waits for what the publisher ends with by itself.
+func (l *leader) ended(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-l.done:
+		return err
+	case <-time.After(patience):
+		t.Fatal("still waiting for the publisher to end")
+		return nil
+	}
+}
+
 // send publishes events at once.
 func (l *leader) send(events ...event.Event) {
 	l.Publish(events)
@@ -226,7 +238,7 @@ func TestSuperseded(t *testing.T) {
 				next.out.settled(t, 1)
 
 				tc.meet(t, old)
-				err := <-old.done
+				err := old.ended(t)
 				b := fault.AsBlocked(err)
 				if tc.leaseLost && (b != nil || !errors.Is(err, fault.ErrFenced)) {
 					t.Errorf("Run = %v, want fault.ErrFenced", err)
@@ -254,20 +266,34 @@ func TestSuperseded(t *testing.T) {
 	}
 }
 
-// Several partitions meet the newer epoch; leadership is lost once.
+// Several partitions meet the newer epoch while the lease is asked about it:
+// leadership is lost once.
 func TestSupersededInSeveralPartitions(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		sim := newSimulation(t, 1)
 		metrics := testMetrics(t)
-		old := lead(t, sim, func(_ *Config, d *Deps) { d.Metrics = metrics })
+		var refused atomic.Int64
+		old := lead(t, sim, func(_ *Config, d *Deps) {
+			d.Metrics = metrics
+			d.Permit = func(ctx context.Context) error {
+				if refused.Load() == 3 && ctx.Err() == nil {
+					return sleep(ctx, time.Second)
+				}
+				return nil
+			}
+		})
 		synctest.Wait()
-		sim.set(func() {
-			sim.script = func(request) response { return response{err: kafka.InvalidProducerEpoch, delay: time.Second} }
+		sim.noting(func(request) response {
+			refused.Add(1)
+			return response{err: kafka.InvalidProducerEpoch, delay: time.Second}
 		})
 		old.send(to("t", 1), to("u", 2), to("v", 3))
-		if err := <-old.done; fault.AsBlocked(err) == nil {
+		if err := old.ended(t); fault.AsBlocked(err) == nil {
 			t.Errorf("Run = %v, want it to be blocked", err)
+		}
+		if n := refused.Load(); n != 3 {
+			t.Errorf("%d batches were refused, want 3", n)
 		}
 		if n := testutil.ToFloat64(metrics.fenced); n != 1 {
 			t.Errorf("fenced_total{by=producer} is %v, want 1", n)
@@ -307,7 +333,7 @@ func TestTakeoverNeedsPermit(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			sim := newSimulation(t, 1)
 			l := lead(t, sim, func(_ *Config, d *Deps) { d.Permit = func(context.Context) error { return fault.ErrFenced } })
-			if err := <-l.done; !errors.Is(err, fault.ErrFenced) {
+			if err := l.ended(t); !errors.Is(err, fault.ErrFenced) {
 				t.Errorf("Run = %v, want fault.ErrFenced", err)
 			}
 			if n := sim.asked(); n != 0 {
@@ -324,11 +350,14 @@ func TestRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const every = time.Minute
 		sim := newSimulation(t, 1)
-		var doubtful atomic.Bool
+		var doubtful, torn atomic.Bool
 		doubtful.Store(true)
 		sent := sim.noting(func(r request) response {
-			if r.topic == "doubt" && r.ids[0] == 2 && doubtful.Load() {
+			switch {
+			case r.topic == "doubt" && r.ids[0] == 2 && doubtful.Load():
 				return response{err: io.EOF, lost: true, append: true}
+			case torn.CompareAndSwap(true, false):
+				return response{err: kafka.InvalidMessage} // its bytes are to be made anew
 			}
 			return response{}
 		})
@@ -339,6 +368,7 @@ func TestRenewal(t *testing.T) {
 		pass(t, every+time.Second) // renewed
 		l.send(to("busy", 22), to("doubt", 3))
 		l.out.settled(t, 4)
+		torn.Store(true)
 		doubtful.Store(false)
 		l.out.settled(t, 6)
 		pass(t, every) // and again
@@ -359,6 +389,9 @@ func TestRenewal(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, batches); diff != "" {
 			t.Errorf("batches (-want +got):\n%s", diff)
+		}
+		if torn.Load() {
+			t.Error("no bytes were torn")
 		}
 		if got := sim.stored("doubt", 0); !slices.Equal(got, ids(1, 3)) {
 			t.Errorf("log %v, want each once", got)

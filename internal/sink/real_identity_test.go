@@ -77,7 +77,7 @@ func TestRealBrokerFencesOldLeader(t *testing.T) {
 	old.out.settled(t, 3)
 
 	old.send(to(written, 3))
-	err := <-old.done
+	err := old.ended(t)
 	if b := fault.AsBlocked(err); b == nil || b.Reason != "kafka.txid_shared" || !errors.Is(err, kafka.InvalidProducerEpoch) {
 		t.Errorf("Run = %v, want kafka.txid_shared by code 47", err)
 	}
@@ -113,7 +113,7 @@ func TestRealBrokerFencesRenewal(t *testing.T) {
 	l.send(to(topic, 2))
 	l.out.settled(t, 1)
 	close(next)
-	if err := <-old.done; !errors.Is(err, kafka.ProducerFenced) {
+	if err := old.ended(t); !errors.Is(err, kafka.ProducerFenced) {
 		t.Errorf("Run = %v, want it to end with code 90", err)
 	}
 }
