@@ -96,9 +96,7 @@ func (v *verification) replayed(ctx context.Context, ids []int64) (map[int64]boo
 // leaves rows out does not matter: the table is asked.
 func (s *topicScan) judgeRecords(ctx context.Context) error {
 	for _, r := range s.rows {
-		if found := s.records[r.event]; found != nil && found.row == r.id {
-			delete(s.records, r.event)
-		}
+		delete(s.records, r.event)
 	}
 	missing, err := s.v.withoutRow(ctx, s.records)
 	for begun := time.Now(); err == nil && len(missing) > 0 && time.Since(begun) < min(s.v.cfg.Wait, settling); {
