@@ -41,12 +41,16 @@ func largestRequeue(b *harness.Bed) int {
 }
 
 // watchAttempts lets the server note, in the table attempts_made, each change
-// of a row's attempts, and whether the row was due by then.
+// of a row's attempts, and whether the row was due by then: a held one when it
+// was the first of its aggregate.
 func watchAttempts(b *harness.Bed) {
 	b.Exec(`CREATE TABLE attempts_made (seq bigserial, id bigint, before int, after int, due boolean)`)
 	b.Exec(`CREATE FUNCTION note_attempt() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		INSERT INTO public.attempts_made (id, before, after, due)
-		VALUES (NEW.id, OLD.attempts, NEW.attempts, coalesce(OLD.next_attempt_at, '-infinity') <= clock_timestamp()); RETURN NULL; END $$`)
+		VALUES (NEW.id, OLD.attempts, NEW.attempts, coalesce(OLD.next_attempt_at, '-infinity') <= clock_timestamp()
+			OR OLD.next_attempt_at = 'infinity' AND NOT EXISTS (SELECT FROM public.outbox p
+				WHERE p.aggregate_type = OLD.aggregate_type AND p.aggregate_id = OLD.aggregate_id AND p.next_attempt_at IS NOT NULL
+					AND (p.commit_lsn, p.id) < (OLD.commit_lsn, OLD.id))); RETURN NULL; END $$`)
 	b.Exec(`CREATE TRIGGER note_attempt AFTER UPDATE OF attempts ON outbox FOR EACH ROW
 		WHEN (NEW.attempts <> OLD.attempts AND NEW.send_status IN (0, 3)) EXECUTE FUNCTION note_attempt()`)
 }
