@@ -189,7 +189,8 @@ func TestFencedAnswers(t *testing.T) {
 	}
 }
 
-// A newer epoch ends the session, whether a batch or a renewal meets it.
+// A newer epoch ends the session, whether a batch meets it, or whoever asks for
+// a new epoch, when one is called for or due.
 // Nothing is stored any more. If the lease is lost, somebody else leads; if it
 // is not, somebody else has the same transactional id.
 func TestSuperseded(t *testing.T) {
@@ -200,10 +201,12 @@ func TestSuperseded(t *testing.T) {
 		meet      func(t *testing.T, old *leader)
 		code      kafka.Error
 	}{
-		"a batch, lease lost":   {true, func(_ *testing.T, old *leader) { old.send(to("t", 3)) }, kafka.InvalidProducerEpoch},
-		"a batch, lease held":   {false, func(_ *testing.T, old *leader) { old.send(to("t", 3)) }, kafka.InvalidProducerEpoch},
-		"a renewal, lease lost": {true, func(t *testing.T, _ *leader) { pass(t, every) }, kafka.ProducerFenced},
-		"a renewal, lease held": {false, func(t *testing.T, _ *leader) { pass(t, every) }, kafka.ProducerFenced},
+		"a batch, lease lost":     {true, func(_ *testing.T, old *leader) { old.send(to("t", 3)) }, kafka.InvalidProducerEpoch},
+		"a batch, lease held":     {false, func(_ *testing.T, old *leader) { old.send(to("t", 3)) }, kafka.InvalidProducerEpoch},
+		"a new epoch, lease lost": {true, func(_ *testing.T, old *leader) { old.send(to("t", 4)) }, kafka.ProducerFenced},
+		"a new epoch, lease held": {false, func(_ *testing.T, old *leader) { old.send(to("t", 4)) }, kafka.ProducerFenced},
+		"a renewal, lease lost":   {true, func(t *testing.T, _ *leader) { pass(t, every) }, kafka.ProducerFenced},
+		"a renewal, lease held":   {false, func(t *testing.T, _ *leader) { pass(t, every) }, kafka.ProducerFenced},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -213,6 +216,9 @@ func TestSuperseded(t *testing.T) {
 				sent := sim.noting(func(r request) response {
 					if r.ids[0] == 3 {
 						lost.Store(tc.leaseLost)
+					}
+					if r.ids[0] == 4 {
+						return response{err: kafka.OutOfOrderSequenceNumber} // a new epoch is called for
 					}
 					return response{}
 				})
@@ -501,6 +507,9 @@ func TestFencedStepsDown(t *testing.T) {
 				}
 				if n := warned("msg=\"no right to") + warned("msg=\"the cluster has no coordinator"); n != tc.warned {
 					t.Errorf("%d warnings of a step down, want %d", n, tc.warned)
+				}
+				if n := warned("cannot be had"); n > 1 {
+					t.Errorf("%d warnings of the same wait", n)
 				}
 				for _, b := range sent() {
 					if named := b.Producer >= 0; named != (tc.want != None) {
