@@ -198,7 +198,7 @@ func smaller(a, b int) int { return min(a, cmp.Or(b, a)) }
 
 // wait keeps a copy of e until its topic can be used. The lock is held.
 func (q *queues) wait(t *topic, e *event.Event, now int64) {
-	q.putWaiting(t, []event.Event{copyEvent(e)})
+	q.putWaiting(t, []event.Event{e.Clone()})
 	tooMany := q.cfg.WaitingEvents > 0 && q.waiting.events > q.cfg.WaitingEvents ||
 		q.cfg.WaitingBytes > 0 && q.waiting.bytes > q.cfg.WaitingBytes
 	switch {
@@ -208,23 +208,6 @@ func (q *queues) wait(t *topic, e *event.Event, now int64) {
 	case t.state == topicDraining:
 		q.resume(t, now)
 	}
-}
-
-// copyEvent copies e with the bytes that it only borrows.
-func copyEvent(e *event.Event) event.Event {
-	c := *e
-	views := []*[]byte{&c.AggregateType, &c.AggregateID, &c.EventType, &c.ContentType, &c.Payload, &c.Headers, &c.Topic}
-	size := 0
-	for _, v := range views {
-		size += len(*v)
-	}
-	buf := make([]byte, 0, size)
-	for _, v := range views {
-		start := len(buf)
-		buf = append(buf, *v...)
-		*v = buf[start:len(buf):len(buf)]
-	}
-	return c
 }
 
 // putWaiting adds copies to the waiting events of t. The lock is held.
