@@ -16,15 +16,17 @@ import (
 // TestFencedFrozenWithARequestInFlight: a leader freezes while its request is
 // on its way, and the request comes to the broker when another leader has
 // written to that partition. With a fenced identity the broker refuses it, so
-// nothing is doubled, and the old leader learns from the broker what the lease
-// is kept from telling it.
+// nothing is doubled, and the old leader learns from the broker what the
+// database is kept from telling it.
 func TestFencedFrozenWithARequestInFlight(t *testing.T) {
 	t.Parallel()
 	kafka, valve := harness.StartValvedBroker(t)
-	b := harness.NewBed(t, pgtest.New(t, 18), harness.Options{Kafka: kafka, Types: []string{"order"}, Config: quickTakeover.With(relayproc.Config{
+	db := pgtest.New(t, 18)
+	wire, through := harness.StartWire(t, db.DSN)
+	b := harness.NewBed(t, db, harness.Options{Kafka: kafka, Types: []string{"order"}, Config: quickTakeover.With(relayproc.Config{
 		"kafka.identity": "fenced", "kafka.request_timeout": "60s", // the answer waits while the leader is frozen
 	})})
-	old := b.StartStreaming(nil)
+	old := b.StartStreaming(relayproc.Config{"postgres.dsn": through})
 	b.Write(50, 8)
 	b.Settle()
 
@@ -39,12 +41,13 @@ func TestFencedFrozenWithARequestInFlight(t *testing.T) {
 	next.WaitState("streaming")
 	b.Wait("the new leader to publish both", func() bool { return b.CountStatus(check.Sent) == 52 })
 
-	unlock := lockSlotRow(t, b, "cdc_relay_lease")
+	wire.Cut() // else the lease may tell the old leader first
 	produced := valve.Produced()
 	valve.Release()
 	thaw(t, old)
 	b.Wait("the old leader to be refused", func() bool { return old.Counter(`fenced_total{by="producer"}`) == 1 })
-	unlock()
+	wire.Mend()
+	old.WaitState("standby")
 	b.Settle()
 	if n := valve.Produced() - produced; n != 0 {
 		t.Errorf("%d requests of the old leader after it was replaced, want none", n)
