@@ -68,6 +68,28 @@ func Create(t testing.TB, addr, topic string, partitions int, configs map[string
 		t.Fatalf("creating topic %s: %v", topic, err)
 	}
 	t.Cleanup(func() { Delete(t, addr, topic) })
+	awaitTopic(ctx, t, adm, topic, partitions)
+}
+
+// awaitTopic waits until the broker tells of a topic that was created: it
+// answers before it does.
+func awaitTopic(ctx context.Context, t testing.TB, adm *kadm.Client, topic string, partitions int) {
+	t.Helper()
+	for tick := time.NewTicker(10 * time.Millisecond); ; {
+		topics, err := adm.ListTopics(ctx, topic)
+		if err != nil {
+			t.Fatalf("asking for topic %s: %v", topic, err)
+		}
+		if d, ok := topics[topic]; ok && d.Err == nil && len(d.Partitions) == partitions {
+			tick.Stop()
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("topic %s was created, and is not there after %v", topic, patience)
+		}
+	}
 }
 
 // Delete deletes a topic. One that is gone already is no error.

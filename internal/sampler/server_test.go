@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
@@ -282,8 +283,10 @@ func stream(t *testing.T, db *pgtest.DB, slot string) {
 	}
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	db.Exec(t, "CREATE PUBLICATION p FOR TABLE outbox")
-	// the answer never ends, so it is not waited for
-	conn.Exec(t.Context(), fmt.Sprintf("START_REPLICATION SLOT %s LOGICAL 0/0 (proto_version '1', publication_names 'p')", slot))
+	options := pglogrepl.StartReplicationOptions{PluginArgs: []string{"proto_version '1'", "publication_names 'p'"}}
+	if err := pglogrepl.StartReplication(t.Context(), conn, slot, 0, options); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestSlotIsLost(t *testing.T) {
