@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"sync"
 	"testing"
 	"time"
@@ -94,11 +95,11 @@ func TestRealBrokerFencesRenewal(t *testing.T) {
 	id, topic := kafkatest.Name(t), kafkatest.Name(t)
 	kafkatest.Create(t, addr, topic, 1, nil)
 	next := make(chan struct{})
+	var superseded atomic.Bool
 	old := leadReal(t, addr, id, time.Millisecond, func(p *Publisher, _ *doubting) {
-		i := p.sender.identities
-		i.permit = func(ctx context.Context) error {
-			if i.latest.Load().ID < 0 {
-				return nil // the takeover
+		p.sender.identities.permit = func(ctx context.Context) error {
+			if !superseded.Load() {
+				return nil
 			}
 			select {
 			case <-next:
@@ -109,6 +110,7 @@ func TestRealBrokerFencesRenewal(t *testing.T) {
 	})
 	old.send(to(topic, 1))
 	old.out.settled(t, 1)
+	superseded.Store(true)
 	l := leadReal(t, addr, id, renewEvery, nil)
 	l.send(to(topic, 2))
 	l.out.settled(t, 1)
