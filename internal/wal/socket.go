@@ -9,6 +9,7 @@ import (
 	"net"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 // sendTimeout bounds the write of a status, which is a few bytes: only a dead
@@ -29,6 +30,18 @@ const (
 // after each loss would silence us for 3 s after four of them; a stream as thin
 // as ours may repeat at an even pace instead.
 const tcpThinLinearTimeouts = 0x10
+
+// What is written to the server is small, and acknowledged at once. When
+// several writes are not, while the receive buffer is full, the server's
+// acknowledgements do not get in: what it has sent beyond the closed window
+// comes before them. It then gets nothing but repetitions of the first write,
+// and cuts the connection in the end. So the buffer gets room for one more
+// window, up to a bound. Seen with wal_sender_timeout of 3 and 5 s on busy
+// machines, Linux 6.18.
+const (
+	unacknowledgedWrites = 2
+	mostExtra            = 1 << 20 // bytes
+)
 
 // dial connects with a small receive window. The window's scale is settled by
 // the connect, hence the hook before it.
@@ -80,6 +93,7 @@ type socket struct {
 	closed   bool // after it was detached
 	fd       int
 	in       *bufio.Reader // of fd; gives TLS, which reads little at a time, large reads
+	extra    int           // bytes of receive buffer beyond receiveWindow; the writer's
 	pace     pace
 }
 
@@ -173,6 +187,7 @@ func (s *socket) Write(p []byte) (int, error) {
 	if !s.detached {
 		return s.Conn.Write(p)
 	}
+	s.makeRoom(unacknowledgedWrites * len(p))
 	written := 0
 	for written < len(p) {
 		n, err := syscall.Write(s.fd, p[written:])
@@ -187,6 +202,19 @@ func (s *socket) Write(p []byte) (int, error) {
 		written += n
 	}
 	return written, nil
+}
+
+// makeRoom makes the receive buffer larger if so many bytes that were written
+// have not been acknowledged. It is a remedy, not a condition: a socket that
+// does not know is left as it is.
+func (s *socket) makeRoom(unacknowledged int) {
+	var n int32
+	_, _, err := syscall.Syscall(syscall.SYS_IOCTL, uintptr(s.fd), syscall.TIOCOUTQ, uintptr(unsafe.Pointer(&n)))
+	if err != 0 || int(n) < unacknowledged || s.extra >= mostExtra {
+		return
+	}
+	s.extra += receiveWindow
+	_ = syscall.SetsockoptInt(s.fd, syscall.SOL_SOCKET, syscall.SO_RCVBUF, receiveWindow+s.extra)
 }
 
 // shutdown ends reads and writes that wait, and all later ones.
