@@ -68,7 +68,7 @@ func compile(flags ...string) (string, error) {
 
 // lanes is how many tests run side by side unless -parallel says so: much of
 // their time they wait for servers, clocks and time-outs.
-const lanes = "4"
+const lanes = "5"
 
 // Main is the TestMain of packages that use this one.
 func Main(m *testing.M) {
