@@ -46,7 +46,7 @@ func (l *line) admit(events []event.Event) {
 	if len(events) > 0 {
 		l.parts.Publisher.Publish(events)
 	}
-	l.writeHolds()
+	l.writeParks()
 }
 
 // holdBack makes an event wait if it must.
@@ -92,12 +92,12 @@ func (l *line) forgetWaiting(a *aggregate) {
 	a.waiting = nil
 }
 
-// hold lets an event wait on its row, which writeHolds writes.
+// hold lets an event wait on its row.
 func (l *line) hold(ref event.Ref) {
 	l.park(event.Park{Ref: ref, Action: event.ParkHeld})
 }
 
-// park notes a row to be parked; writeHolds hands those on.
+// park notes a row to be parked; writeParks hands on what has gathered.
 func (l *line) park(p event.Park) {
 	if p.Ordered {
 		l.gate.park(&p.Ref)
@@ -105,8 +105,9 @@ func (l *line) park(p event.Park) {
 	l.parks = append(l.parks, p)
 }
 
-// writeHolds hands the parks that have gathered to the recorder.
-func (l *line) writeHolds() {
+// writeParks hands the parks that have gathered to the recorder, at the latest
+// before the line waits.
+func (l *line) writeParks() {
 	if len(l.parks) > 0 {
 		l.parts.Recorder.Park(l.parks)
 		l.parks = nil // they are the recorder's now

@@ -203,7 +203,7 @@ func (l *line) advance(ctx context.Context) error {
 	l.advanceReconcile(ctx)
 	l.m.inflight(l.ledger.Pending(), l.bytes)
 	l.m.blocked.Set(float64(len(l.gate.marks)))
-	l.writeHolds()
+	l.writeParks()
 	l.accepting.Store(!l.full && !l.draining && l.pass == nil && !l.stuck)
 	return nil
 }

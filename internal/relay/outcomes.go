@@ -147,7 +147,7 @@ func (l *line) heldBack(h held) {
 			l.settle(*ref)
 			continue
 		}
-		l.park(event.Park{Ref: *ref, Action: event.ParkHeld})
+		l.hold(*ref)
 	}
 	l.guard(guard)
 }
@@ -157,7 +157,7 @@ func (l *line) guard(aggregates []uint64) {
 		slices.Sort(aggregates)
 		l.parts.Publisher.Guard(slices.Compact(aggregates))
 	}
-	l.writeHolds()
+	l.writeParks()
 }
 
 // takeBack takes an event over that the publisher is done with. One that is

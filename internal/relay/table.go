@@ -204,7 +204,7 @@ func (l *line) haveRead(refs []event.Ref, found []event.Found) error {
 		l.parts.Publisher.Publish(due)
 		l.flush()
 	}
-	l.writeHolds()
+	l.writeParks()
 	l.measure()
 	l.breathe()
 	return l.broken
