@@ -75,9 +75,13 @@ var table = map[string][]string{
 
 	// public: applications import these, so they stay light
 	"outbox":     {pgx},
-	"consumer":   {"outbox", pgx, kafkaGo},
-	"migrations": {"internal/fault", "internal/pg", pgx, goose},
+	"consumer":                {"consumer/internal", "outbox", pgx, kafkaGo},
+	"consumer/internal/store": {"outbox", pgx},
+	"consumer/internal/group": {kafkaGo},
+	"consumer/tables":         {}, // what the kit needs in a database, for its users and for migrations
+	"migrations":              {"consumer/tables", "internal/fault", "internal/pg", pgx, goose},
 
+	"examples":           {anything},
 	"e2e":                {anything},
 	"bench":              {anything},
 	"internal/demo":      {anything},

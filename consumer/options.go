@@ -1,0 +1,245 @@
+package consumer
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/segmentio/kafka-go/sasl"
+)
+
+// Config is what every consumer needs.
+type Config struct {
+	// Brokers are host:port of some of the cluster's brokers.
+	Brokers []string
+	// Group is the consumer group. Offsets and, of shared status, the right to
+	// drive the rows are its.
+	Group string
+	// Topics are all read by every member; each must exist.
+	Topics []string
+	// DB is the database of the outbox; with receipts and [ReceiptDB] nil it is
+	// the consumer's own. The kit opens connections of its own with the pool's
+	// settings, so that neither waits for the other.
+	DB *pgxpool.Pool
+}
+
+func (c Config) validate() error {
+	switch {
+	case len(c.Brokers) == 0:
+		return errors.New("no brokers: name at least one as host:port")
+	case c.Group == "":
+		return errors.New("no group: name the consumer group")
+	case len(c.Topics) == 0:
+		return errors.New("no topics: name at least one")
+	case c.DB == nil:
+		return errors.New("no database: give a pool")
+	}
+	return nil
+}
+
+// Option changes a default of [New] and [NewTx].
+type Option func(*options)
+
+// options are the settings of a Consumer, checked by validate.
+type options struct {
+	table, schema   string
+	lease           time.Duration
+	notSentWait     time.Duration
+	retry           RetryPolicy
+	maxAttempts     int
+	abandonLimit    int
+	handlerTimeout  time.Duration
+	concurrency     int
+	window          int
+	claimBatch      int
+	revokeGrace     time.Duration
+	drain           time.Duration
+	purpose         string
+	receiptDB       *pgxpool.Pool
+	horizon         time.Duration
+	ambiguity       Policy
+	keyTTL          time.Duration
+	quarantineTopic string
+	floodLimit      int
+	floodWindow     time.Duration
+	middleware      []Middleware
+	filter          func([]Header) bool
+	observer        Observer
+	logger          *slog.Logger
+	tls             *tls.Config
+	sasl            sasl.Mechanism
+	resumeAtStart   bool
+	skipUndecodable bool
+}
+
+func defaults() options {
+	return options{
+		table: "outbox", schema: "public",
+		lease: 30 * time.Second, notSentWait: 2 * time.Second,
+		retry:        RetryPolicy{Base: time.Second, Max: time.Minute, Jitter: 0.2},
+		abandonLimit: 5, concurrency: 1, window: 256, claimBatch: 100,
+		revokeGrace: 3 * time.Second, drain: 20 * time.Second,
+		ambiguity: Repeat, keyTTL: 24 * time.Hour,
+		floodLimit: 20, floodWindow: time.Minute,
+		observer: nobody{}, logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+}
+
+// Table names the outbox table, "public" and "outbox" by default. Receipts and
+// quarantine are in the same schema of their database.
+func Table(schema, table string) Option {
+	return func(o *options) { o.schema, o.table = schema, table }
+}
+
+// Lease is how long a claim lasts without renewal, 30 s by default. It is
+// renewed every third of it; after a crash the event is free when it is over.
+// At least 3 s.
+func Lease(d time.Duration) Option { return func(o *options) { o.lease = d } }
+
+// NotSentWait is how long a record is taken to be merely early when its row is
+// not SENT, 2 s by default. After that the partition shows
+// [WaitingNotSent] and goes on waiting: the relay owes SENT.
+func NotSentWait(d time.Duration) Option { return func(o *options) { o.notSentWait = d } }
+
+// RetryPolicy is the delay after a failed attempt: Base, doubled with each,
+// at most Max, more or less by the fraction Jitter.
+type RetryPolicy struct {
+	Base, Max time.Duration
+	Jitter    float64
+}
+
+// RetryDelay sets the delays after failures, 1, 2, 4 .. 60 s with a jitter of
+// 0.2 by default.
+func RetryDelay(p RetryPolicy) Option { return func(o *options) { o.retry = p } }
+
+// MaxAttempts makes an event FAILED after n failed attempts; 0, the default, is
+// without limit, so that an outage parks nothing.
+func MaxAttempts(n int) Option { return func(o *options) { o.maxAttempts = n } }
+
+// AbandonLimit is after how many attempts in a row that ended without any
+// outcome, as their process died, an event becomes FAILED; 5 by default.
+func AbandonLimit(n int) Option { return func(o *options) { o.abandonLimit = n } }
+
+// HandlerTimeout ends the context of an attempt; 0, the default, does not.
+func HandlerTimeout(d time.Duration) Option { return func(o *options) { o.handlerTimeout = d } }
+
+// Concurrency is how many handlers run side by side for one partition, 1 by
+// default: by offset. Above that, events of one key still run one after the
+// other, and one that waits lets other keys go on until [Window] is full.
+func Concurrency(n int) Option { return func(o *options) { o.concurrency = n } }
+
+// Window is how many records of a partition are in memory at most, and how far
+// one that waits can be overtaken; 256 by default.
+func Window(n int) Option { return func(o *options) { o.window = n } }
+
+// ClaimBatch is how many events one statement claims at most, 100 by default.
+func ClaimBatch(n int) Option { return func(o *options) { o.claimBatch = n } }
+
+// RevokeGrace is how long running handlers may hold up a rebalance, 3 s by
+// default. Those that take longer run on under their claim.
+func RevokeGrace(d time.Duration) Option { return func(o *options) { o.revokeGrace = d } }
+
+// Drain is how long a stop waits for running handlers, 20 s by default.
+func Drain(d time.Duration) Option { return func(o *options) { o.drain = d } }
+
+// Receipts keeps the memory of events in outbox_receipt under this purpose,
+// 1 to 64 of a-z, 0-9, dot, underscore and hyphen, instead of the outbox row.
+// [Horizon] is then required.
+func Receipts(purpose string) Option { return func(o *options) { o.purpose = purpose } }
+
+// ReceiptDB is where receipts and the quarantine are, Config.DB by default.
+func ReceiptDB(pool *pgxpool.Pool) Option { return func(o *options) { o.receiptDB = pool } }
+
+// Horizon is the age above which a record is quarantined as BEYOND_HORIZON: its
+// receipt may have been purged, and it would look new. Keep receipts longer.
+func Horizon(d time.Duration) Option { return func(o *options) { o.horizon = d } }
+
+// KeyTTL is how long the receiver of an effect remembers its idempotency key,
+// 24 h by default. After that [Repeat] is [Hold].
+func KeyTTL(d time.Duration) Option { return func(o *options) { o.keyTTL = d } }
+
+// Ambiguity decides what is done about an event whose earlier attempt may have
+// had its effect; [Repeat] by default.
+func Ambiguity(p Policy) Option { return func(o *options) { o.ambiguity = p } }
+
+// Quarantine also sends a copy of each quarantined record to a topic, after its
+// row is written. The row is what counts.
+func Quarantine(topic string) Option { return func(o *options) { o.quarantineTopic = topic } }
+
+// QuarantineLimit blocks a partition that would quarantine more than n records
+// within d, 20 in a minute by default: then it is not the records that are
+// wrong.
+func QuarantineLimit(n int, d time.Duration) Option {
+	return func(o *options) { o.floodLimit, o.floodWindow = n, d }
+}
+
+// Use adds middleware; the first is the outermost.
+func Use(m ...Middleware) Option {
+	return func(o *options) { o.middleware = append(o.middleware, m...) }
+}
+
+// Filter leaves out records by their headers, before any claim: f says which to
+// handle. With receipts only; those left out leave none.
+func Filter(f func([]Header) bool) Option { return func(o *options) { o.filter = f } }
+
+// Metrics tells o what happens.
+func Metrics(ob Observer) Option { return func(o *options) { o.observer = ob } }
+
+// Logger is where state changes, failures and their reasons go; by default
+// nowhere. No payload, key or header value is logged.
+func Logger(l *slog.Logger) Option { return func(o *options) { o.logger = l } }
+
+// TLS encrypts the connections to the brokers.
+func TLS(c *tls.Config) Option { return func(o *options) { o.tls = c } }
+
+// SASL logs in to the brokers.
+func SASL(m sasl.Mechanism) Option { return func(o *options) { o.sasl = m } }
+
+// ResumeAtStart reads on from the start of the log where the committed offset
+// is no longer in it ([BlockedOffsetLost], [BlockedOffsetAhead]).
+func ResumeAtStart() Option { return func(o *options) { o.resumeAtStart = true } }
+
+// SkipUndecodable quarantines the range of a batch that cannot be read and goes
+// on after it ([BlockedUndecodable]).
+func SkipUndecodable() Option { return func(o *options) { o.skipUndecodable = true } }
+
+var purposeName = regexp.MustCompile(`^[a-z0-9._-]{1,64}$`)
+
+// minLease leaves a handler a second besides the two that its context ends
+// early.
+const minLease = 3 * time.Second
+
+func (o *options) validate() error {
+	for name, n := range map[string]int{
+		"AbandonLimit": o.abandonLimit, "Concurrency": o.concurrency, "Window": o.window, "ClaimBatch": o.claimBatch,
+		"QuarantineLimit": o.floodLimit,
+	} {
+		if n < 1 {
+			return fmt.Errorf("option %s: %d is less than 1", name, n)
+		}
+	}
+	switch {
+	case o.lease < minLease:
+		return fmt.Errorf("option Lease: %v is less than %v", o.lease, minLease)
+	case o.retry.Base <= 0 || o.retry.Max < o.retry.Base || o.retry.Jitter < 0 || o.retry.Jitter > 0.5:
+		return errors.New("option RetryDelay: want 0 < Base <= Max and a Jitter of 0 to 0.5")
+	case o.maxAttempts < 0:
+		return errors.New("option MaxAttempts: want 0 for no limit, or more")
+	case o.purpose == "" && o.filter != nil:
+		return errors.New("option Filter: with Receipts only, as a row that is left out would stay SENT")
+	case o.purpose != "" && !purposeName.MatchString(o.purpose):
+		return errors.New("option Receipts: a purpose is 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
+	case o.purpose != "" && o.horizon <= 0:
+		return errors.New("option Horizon: required with Receipts: the age above which a record's receipt may be purged")
+	case o.ambiguity.kind == queryKind && o.ambiguity.ask == nil:
+		return errors.New("option Ambiguity: a Query needs a function that asks")
+	case o.observer == nil || o.logger == nil:
+		return errors.New("options Metrics and Logger: nil is neither; leave the option out")
+	}
+	return nil
+}
