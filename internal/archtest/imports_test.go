@@ -74,7 +74,7 @@ var table = map[string][]string{
 	"internal/sinktest":  {anything},
 
 	// public: applications import these, so they stay light
-	"outbox":     {pgx},
+	"outbox":                  {pgx},
 	"consumer":                {"consumer/internal", "outbox", pgx, kafkaGo},
 	"consumer/internal/store": {"outbox", pgx},
 	"consumer/internal/group": {kafkaGo},
