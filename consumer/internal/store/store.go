@@ -38,8 +38,9 @@ type Claim struct {
 	Attempts int
 	// ErrorCode is the last failure's, empty if there was none.
 	ErrorCode string
-	// Since is when the event was SENT, or its receipt made.
-	Since time.Time
+	// Age is how long ago the event was SENT, or its receipt made, by the
+	// database's clock.
+	Age time.Duration
 	// EffectBegun and Digest are those of a receipt: the call may have left the
 	// process, with this request.
 	EffectBegun bool
