@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 
 stack := scripts/dev/stack.sh
 with_stack := scripts/dev/with-stack.sh
+# what tests need on the machine; of PostgreSQL 17 no server runs, as tests start clusters of it themselves
+programs := pg15 pg17 pg18 kafka
 
 ##@ Start here
 .PHONY: help demo
@@ -24,7 +26,8 @@ lint: ## format, vet, staticcheck, import table, shell scripts
 	@scripts/lint.sh
 test-unit: ## all tests that need no server, in under a minute
 	@scripts/test.sh unit
-test: lint ## everything, with the race detector, on real PostgreSQL 15 and 18 and Kafka
+test: lint ## everything, with the race detector, on real PostgreSQL 15 and 18 and Kafka, failovers on 17 too
+	@$(stack) install $(programs)
 	@$(with_stack) pg15 pg18 kafka -- scripts/test.sh all
 chaos: ## kill the relay at every step of the line again and again, then check that nothing is lost (N=100)
 	@$(with_stack) pg15 pg18 kafka -- env CDC_TEST_REQUIRE=1 \
@@ -35,6 +38,7 @@ bench: build ## how fast the relay drains a backlog, beside what PostgreSQL alon
 ##@ Servers to work against (PostgreSQL 15 and 18, Kafka; PG="16 17" adds those)
 .PHONY: dev-up dev-down dev-env dev-status
 dev-up: ## install what is missing and start them
+	@$(stack) install $(programs)
 	@$(stack) up $(if $(PG),pg15 pg18 kafka $(PG:%=pg%))
 dev-down: ## stop them; their data stays
 	@$(stack) down

@@ -20,6 +20,9 @@ type pair struct {
 	db               *pgtest.DB
 }
 
+// failoverSlots are the versions that can keep a logical slot on a standby.
+var failoverSlots = []int{17, 18}
+
 func startPair(t *testing.T, version int, primary, standby []string) *pair {
 	t.Helper()
 	p := &pair{primary: pgtest.StartCluster(t, version, primary...)}
@@ -73,30 +76,32 @@ func afterFailover(t *testing.T, b *harness.Bed) {
 // not have, Kafka holds nothing that the new primary has never heard of.
 func TestFailoverWithASyncedSlot(t *testing.T) {
 	t.Parallel()
-	p := startPair(t, 18, []string{"synchronized_standby_slots = 'replica'"},
-		// the new primary has no standby, which it would wait for
-		[]string{"sync_replication_slots = on", "hot_standby_feedback = on", "synchronized_standby_slots = ''"})
-	b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t), Config: relayproc.Config{"slot.failover": true}})
-	b.StartStreaming(nil)
-	synced := &pgtest.DB{DSN: p.standby.DSN("postgres")}
-	conn := synced.Conn(t)
-	b.Wait("the slot to be there on the standby", func() bool {
-		b.Exec(`SELECT pg_log_standby_snapshot()`)
-		var n int
-		err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1
+	eachVersion(t, failoverSlots, func(t *testing.T, version int) {
+		p := startPair(t, version, []string{"synchronized_standby_slots = 'replica'"},
+			// the new primary has no standby, which it would wait for
+			[]string{"sync_replication_slots = on", "hot_standby_feedback = on", "synchronized_standby_slots = ''"})
+		b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t), Config: relayproc.Config{"slot.failover": true}})
+		b.StartStreaming(nil)
+		synced := &pgtest.DB{DSN: p.standby.DSN("postgres")}
+		conn := synced.Conn(t)
+		b.Wait("the slot to be there on the standby", func() bool {
+			b.Exec(`SELECT pg_log_standby_snapshot()`)
+			var n int
+			err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1
 			AND synced AND NOT temporary AND invalidation_reason IS NULL`, b.Slot).Scan(&n)
-		return err == nil && n == 1
+			return err == nil && n == 1
+		})
+		written := writeUntilItEnds(b)
+		b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > 2000 })
+		forgotten := p.failOver(t, b, written)
+		afterFailover(t, b)
+		if n := b.Published(forgotten); n != 0 {
+			t.Errorf("%d records of events that the new primary has never heard of, want none", n)
+		}
+		if n := b.Count(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND synced`, b.Slot); n != 1 {
+			t.Error("the slot is not the one that was copied to the standby")
+		}
 	})
-	written := writeUntilItEnds(b)
-	b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > 2000 })
-	forgotten := p.failOver(t, b, written)
-	afterFailover(t, b)
-	if n := b.Published(forgotten); n != 0 {
-		t.Errorf("%d records of events that the new primary has never heard of, want none", n)
-	}
-	if n := b.Count(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND synced`, b.Slot); n != 1 {
-		t.Error("the slot is not the one that was copied to the standby")
-	}
 }
 
 // TestFailoverWithoutASlot: the relay creates it on the new primary, and
@@ -104,31 +109,33 @@ func TestFailoverWithASyncedSlot(t *testing.T) {
 // served, though it comes first in the DSN.
 func TestFailoverWithoutASlot(t *testing.T) {
 	t.Parallel()
-	p := startPair(t, 18, nil, nil)
-	b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t)})
-	relay := b.StartStreaming(nil)
-	written := writeUntilItEnds(b)
-	b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > 2000 })
-	p.failOver(t, b, written)
-	afterFailover(t, b)
+	eachVersion(t, pgtest.ClusterVersions, func(t *testing.T, version int) {
+		p := startPair(t, version, nil, nil)
+		b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t)})
+		relay := b.StartStreaming(nil)
+		written := writeUntilItEnds(b)
+		b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > 2000 })
+		p.failOver(t, b, written)
+		afterFailover(t, b)
 
-	p.primary.Start(t)
-	old := &pgtest.DB{DSN: p.primary.DSN(p.db.Name)}
-	unheard := check.Event{Aggregate: check.Aggregate{Type: "order"}}
-	err := old.Conn(t).QueryRow(t.Context(), `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+		p.primary.Start(t)
+		old := &pgtest.DB{DSN: p.primary.DSN(p.db.Name)}
+		unheard := check.Event{Aggregate: check.Aggregate{Type: "order"}}
+		err := old.Conn(t).QueryRow(t.Context(), `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
 		VALUES ('order', 'old', 'changed', '{}') RETURNING event_id`).Scan(&unheard.EventID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.Exec(`SELECT pg_terminate_backend($1)`, b.Walsender())
-	if status := relay.WaitBlocked("pg.primary"); !strings.Contains(status.What, "old primary") {
-		t.Errorf("%q, want it to tell of the old primary", status.What)
-	}
-	p.primary.Stop(t, pgtest.Immediate)
-	relay.WaitState("streaming")
-	if n := b.Published([]check.Event{unheard}); n != 0 {
-		t.Errorf("%d records of an event of the old primary, want none", n)
-	}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Exec(`SELECT pg_terminate_backend($1)`, b.Walsender())
+		if status := relay.WaitBlocked("pg.primary"); !strings.Contains(status.What, "old primary") {
+			t.Errorf("%q, want it to tell of the old primary", status.What)
+		}
+		p.primary.Stop(t, pgtest.Immediate)
+		relay.WaitState("streaming")
+		if n := b.Published([]check.Event{unheard}); n != 0 {
+			t.Errorf("%d records of an event of the old primary, want none", n)
+		}
+	})
 }
 
 // TestFailoverToALaggingStandby: it gives ids to new events that others had on
@@ -136,44 +143,41 @@ func TestFailoverWithoutASlot(t *testing.T) {
 // SENT for them. Not one of the new events may be marked SENT by that.
 func TestFailoverToALaggingStandby(t *testing.T) {
 	t.Parallel()
-	for _, version := range pgtest.Versions {
-		t.Run(fmt.Sprintf("pg%d", version), func(t *testing.T) {
-			t.Parallel()
-			const kept, lost, pending, reused = 200, 300, 200, 2000
-			p := startPair(t, version, nil, nil)
-			b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t)})
-			relay := b.StartStreaming(nil)
-			b.Write(kept, 20)
-			b.Settle()
-			p.primary.WaitReplica(t)
-			p.standby.Stop(t, pgtest.Fast)
+	eachVersion(t, pgtest.ClusterVersions, func(t *testing.T, version int) {
+		const kept, lost, pending, reused = 200, 300, 200, 2000
+		p := startPair(t, version, nil, nil)
+		b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t)})
+		relay := b.StartStreaming(nil)
+		b.Write(kept, 20)
+		b.Settle()
+		p.primary.WaitReplica(t)
+		p.standby.Stop(t, pgtest.Fast)
 
-			b.Write(lost, 20)
-			b.Wait("SENT", func() bool { return b.CountStatus(check.Sent) == kept+lost })
-			conn := b.Conn()
-			exec(t, conn, `BEGIN`)
-			exec(t, conn, `LOCK TABLE cdc_relay_slot IN EXCLUSIVE MODE`) // no SENT can be written
-			insertBulk(t, b, pending)
-			b.Wait("acks", func() bool { return relay.Counter("events_acked_total") == kept+lost+pending })
-			freeze(t, relay)
-			p.primary.Stop(t, pgtest.Immediate)
-			p.standby.Configure(t, "primary_conninfo = ''")
-			p.standby.Start(t)
-			p.standby.Promote(t)
-			forgotten := b.Forget()
-			if len(forgotten) != lost+pending {
-				t.Fatalf("the new primary lacks %d events, want %d", len(forgotten), lost+pending)
-			}
-			insertBulk(t, b, reused)
-			again := 0
-			for _, e := range forgotten[lost:] {
-				again += b.Count(`SELECT count(*) FROM outbox WHERE id = $1`, e.ID)
-			}
-			if again != pending {
-				t.Fatalf("%d ids are used again of those for which SENT is still to be written, want all %d", again, pending)
-			}
-			thaw(t, relay)
-			afterFailover(t, b)
-		})
-	}
+		b.Write(lost, 20)
+		b.Wait("SENT", func() bool { return b.CountStatus(check.Sent) == kept+lost })
+		conn := b.Conn()
+		exec(t, conn, `BEGIN`)
+		exec(t, conn, `LOCK TABLE cdc_relay_slot IN EXCLUSIVE MODE`) // no SENT can be written
+		insertBulk(t, b, pending)
+		b.Wait("acks", func() bool { return relay.Counter("events_acked_total") == kept+lost+pending })
+		freeze(t, relay)
+		p.primary.Stop(t, pgtest.Immediate)
+		p.standby.Configure(t, "primary_conninfo = ''")
+		p.standby.Start(t)
+		p.standby.Promote(t)
+		forgotten := b.Forget()
+		if len(forgotten) != lost+pending {
+			t.Fatalf("the new primary lacks %d events, want %d", len(forgotten), lost+pending)
+		}
+		insertBulk(t, b, reused)
+		again := 0
+		for _, e := range forgotten[lost:] {
+			again += b.Count(`SELECT count(*) FROM outbox WHERE id = $1`, e.ID)
+		}
+		if again != pending {
+			t.Fatalf("%d ids are used again of those for which SENT is still to be written, want all %d", again, pending)
+		}
+		thaw(t, relay)
+		afterFailover(t, b)
+	})
 }

@@ -11,10 +11,18 @@ import (
 // eachCluster runs a test on a throw-away cluster of every version.
 func eachCluster(t *testing.T, test func(t *testing.T, db *pgtest.DB), settings ...string) {
 	t.Helper()
-	for _, version := range pgtest.Versions {
+	eachVersion(t, pgtest.Versions, func(t *testing.T, version int) {
+		test(t, pgtest.StartCluster(t, version, settings...).New(t))
+	})
+}
+
+// eachVersion runs a test that starts its own servers, in parallel subtests.
+func eachVersion(t *testing.T, versions []int, test func(t *testing.T, version int)) {
+	t.Helper()
+	for _, version := range versions {
 		t.Run(fmt.Sprintf("pg%d", version), func(t *testing.T) {
 			t.Parallel()
-			test(t, pgtest.StartCluster(t, version, settings...).New(t))
+			test(t, version)
 		})
 	}
 }

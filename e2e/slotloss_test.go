@@ -72,11 +72,15 @@ func idleOut(b *harness.Bed) {
 // new one by itself, or says what to do where it may not; nothing is missing.
 func TestSlotLost(t *testing.T) {
 	t.Parallel()
-	eachCluster(t, func(t *testing.T, db *pgtest.DB) {
+	eachVersion(t, pgtest.ClusterVersions, func(t *testing.T, version int) {
 		lose, reason := fillWAL, "slot.wal_status"
-		if db.Version >= 18 {
-			lose, reason = idleOut, "slot.invalidation"
+		if version >= 17 { // which tells why
+			reason = "slot.invalidation"
 		}
+		if version >= 18 {
+			lose = idleOut
+		}
+		db := pgtest.StartCluster(t, version, "max_slot_wal_keep_size = '1MB'", "min_wal_size = '32MB'", "max_wal_size = '32MB'").New(t)
 		b := harness.NewBed(t, db, harness.Options{Kafka: harness.Shared(t), Config: relayproc.Config{"reconcile.interval": "1s"}})
 		relay := b.StartStreaming(nil)
 		b.Write(500, 20)
@@ -106,7 +110,7 @@ func TestSlotLost(t *testing.T) {
 		}
 		relay.WaitState("streaming")
 		onlyPositions(t, b)
-	}, "max_slot_wal_keep_size = '1MB'", "min_wal_size = '32MB'", "max_wal_size = '32MB'")
+	})
 }
 
 // TestPublicationDroppedAndMadeAgain while the relay streams: what it would

@@ -25,6 +25,10 @@ import (
 // Versions are the PostgreSQL versions that Each runs on.
 var Versions = []int{15, 18}
 
+// ClusterVersions are those that a test may start clusters of: the programs
+// are installed, while a shared server runs of Versions only.
+var ClusterVersions = []int{15, 17, 18}
+
 // patience bounds every wait of this package on a real server. It is there to
 // end a broken test, not to measure anything.
 const patience = 60 * time.Second

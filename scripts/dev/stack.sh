@@ -104,11 +104,11 @@ env_of() {
   echo "export CDC_TEST_PG_USER=$(! is_root || pg_user)"
   echo "export CDC_TEST_TMP=$(test_tmp)"
   for v in "${PG_VERSIONS[@]}"; do
+    ! pg_installed "$v" || echo "export CDC_TEST_PG${v}_BIN=$(pg_bin "$v")" # enough for clusters of a test's own
     [ -n "$(pg_pid "$v")" ] || continue
     port=$(port_of "pg$v")
     newest=$port
     echo "export CDC_TEST_PG${v}_DSN='postgres://postgres@127.0.0.1:$port/postgres?sslmode=disable'"
-    echo "export CDC_TEST_PG${v}_BIN=$(pg_bin "$v")"
   done
   if [ -n "$newest" ]; then
     echo "export PGHOST=127.0.0.1 PGPORT=$newest PGUSER=postgres PGDATABASE=postgres"
