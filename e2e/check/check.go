@@ -138,15 +138,18 @@ func (r *Report) String() string {
 }
 
 // Err is nil when nothing is wrong, else it lists the first problems of each kind.
-func (r *Report) Err() error {
+func (r *Report) Err() error { return asError(r.String(), r.Problems) }
+
+// asError lists the first problems of each kind below a headline.
+func asError(headline string, problems []Problem) error {
 	const examples = 5
-	if len(r.Problems) == 0 {
+	if len(problems) == 0 {
 		return nil
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "checker: %s", r)
+	fmt.Fprintf(&b, "checker: %s", headline)
 	seen := map[Kind]int{}
-	for _, p := range r.Problems {
+	for _, p := range problems {
 		if seen[p.Kind]++; seen[p.Kind] <= examples {
 			fmt.Fprintf(&b, "\n  %s: %s", p.Kind, p.Text)
 		}
