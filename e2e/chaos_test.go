@@ -109,17 +109,17 @@ func TestKilledAtEveryStep(t *testing.T) {
 	})
 }
 
-// TestTakeoverStorm: five instances under load, and the one that leads is hit
-// again and again. At each moment one of them publishes at most.
+// TestTakeoverStorm: five instances under load, and for a minute the one that
+// leads is hit again and again. At each moment one of them publishes at most.
 func TestTakeoverStorm(t *testing.T) {
 	t.Parallel()
-	const instances, takeovers = 5, 15
+	const instances, lasts = 5, time.Minute
 	b := harness.NewBed(t, pgtest.New(t, 18), harness.Options{Kafka: harness.Shared(t), Config: chaotic})
 	watchTerms(b)
 	s := newStorm(t, b, instances)
-	began := time.Now()
 	stop := steadily(b)
-	for range takeovers {
+	began, takeovers := time.Now(), 0
+	for ; time.Since(began) < lasts; takeovers++ {
 		s.takeover()
 	}
 	s.thawAll()
