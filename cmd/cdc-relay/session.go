@@ -280,6 +280,9 @@ func (o *opener) parts(ctx context.Context, t *lease.Tenure, inbox *relay.Inbox,
 	}
 	o.vitals.publisher.Store(publisher)
 	parts := &relay.Parts{Publisher: publisher, Recorder: recorder, Rows: rows, Scheduler: o.scheduler(t, db, facts.Table), XMax: xmax}
+	if o.hasClaims(facts.Table) {
+		parts.Sweeper = o.sweep(t, db)
+	}
 	if needsPass(facts.Slot, t) {
 		parts.OpenPass = func(ctx context.Context) (relay.Pass, error) {
 			pass, err := rows.OpenPass(ctx)
@@ -328,11 +331,36 @@ func (o *opener) rows(t *lease.Tenure, options pg.Options, db recovery.DB, table
 	})
 }
 
+// sweep is the search for stranded claims. It works with what the table holds
+// and never reads a payload.
+func (o *opener) sweep(t *lease.Tenure, db recovery.DB) *recovery.Sweep {
+	return recovery.NewSweep(recovery.Config{
+		DB:      db,
+		Table:   o.table(),
+		Columns: o.c.Outbox.Columns,
+		Slot:    o.c.Slot.Name,
+		Epoch:   t.Session().Epoch,
+		Owner:   t.Owner(),
+		Page:    o.c.Reconcile.Page,
+	}, recovery.SweepConfig{
+		Every: o.c.Reconcile.Interval,
+		After: o.c.Reconcile.SweepAfter,
+		Swept: o.requeueMetrics.ClaimExpired(),
+	}, o.log)
+}
+
 // hasPriority tells whether the table has a column for the priority of events.
-func (o *opener) hasPriority(table *doctor.Table) bool {
-	name, mapped := o.c.Outbox.Columns["priority"]
+func (o *opener) hasPriority(table *doctor.Table) bool { return o.hasColumn(table, "priority") }
+
+// hasClaims tells whether the table has the columns of consumers' claims.
+func (o *opener) hasClaims(table *doctor.Table) bool {
+	return o.hasColumn(table, "claim_generation") && o.hasColumn(table, "claimed_by") && o.hasColumn(table, "lease_until")
+}
+
+func (o *opener) hasColumn(table *doctor.Table, design string) bool {
+	name, mapped := o.c.Outbox.Columns[design]
 	if !mapped {
-		name = "priority"
+		name = design
 	}
 	_, has := table.Columns[name]
 	return has

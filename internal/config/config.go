@@ -173,10 +173,12 @@ type RetryPolicy struct {
 	TopicMaxAttempts int     // class topic; 0 = without limit
 }
 
-// Reconcile is the search for rows that the slot never showed.
+// Reconcile is the search for rows that the slot never showed, and for those of
+// claims that no consumer will end.
 type Reconcile struct {
-	Interval time.Duration
-	Page     int // rows
+	Interval   time.Duration
+	Page       int           // rows
+	SweepAfter time.Duration // since the claim's lease was over
 }
 
 // Backoff bounds the wait between attempts that consume none.

@@ -225,6 +225,8 @@ var failureKeys = []key{
 		func(c *Config) *time.Duration { return &c.Reconcile.Interval }, positive),
 	entry("reconcile.page", "5000", "rows in one of its steps",
 		func(c *Config) *int { return &c.Reconcile.Page }, within(1, 100_000)),
+	entry("reconcile.sweep_after", "5m", "a consumer's claim whose lease has been over for this long is stranded, and its event published again: ten leases",
+		func(c *Config) *time.Duration { return &c.Reconcile.SweepAfter }, positive),
 }
 
 var processKeys = []key{
@@ -258,7 +260,7 @@ var processKeys = []key{
 // in this version. Accepting them silently would promise what is not done.
 var later = []string{
 	"failure.include_detail",
-	"reconcile.sweep_after", "retention",
+	"retention",
 	"http.tls", "http.token", "http.pprof_listen",
 	"page", "tracing", "poll",
 }

@@ -12,6 +12,9 @@
 // It also knows the order of parked rows (I5): which of an aggregate is the
 // first one, and whether that waits for its release only.
 //
-// The package owns no state. Every error is an ordinary one of the database:
-// the caller tries again.
+// Sweep looks for events that were published and then stranded: claimed by a
+// consumer that never ended the claim, while no other received the record.
+//
+// The package owns no state but how far its walks over the table have come.
+// Every error is an ordinary one of the database: the caller tries again.
 package recovery

@@ -8,85 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-const (
-	// lowWaterAge is how old a mark must be before the walk may begin behind
-	// it: ids come from sequences, and a session may have taken some long
-	// before it inserts under them.
-	lowWaterAge = time.Hour
-	// wholeWalkEvery is the time between two walks from the first row on. They
-	// find what somebody has made READY below the mark.
-	wholeWalkEvery = 24 * time.Hour
-	// walkPages bounds what one call of Unsent walks over.
-	walkPages = 100
-)
-
-// walk is where Unsent stands. It goes by id from the low-water mark to the
-// last row, as far in one call as is fair to the server, and then again.
-//
-// The low-water mark is an id below which no row is READY and not parked. It
-// may rise to an id that was the highest one when every transaction of that
-// time has ended, that was long ago, and a whole walk since has found nothing
-// below it.
-type walk struct {
-	lowWaterAge time.Duration
-	underway    bool
-	after       int64     // walked over up to this id
-	low         int64     // the mark as it is saved
-	clear       int64     // nothing unsent up to this id
-	met         bool      // something unsent: clear stays
-	rising      mark      // what low may rise to at the end of this walk; zero: nothing
-	candidate   mark      // waits to be old enough
-	wholeAt     time.Time // when to begin with the first row
-}
-
-// mark is the highest id and the next transaction id of a time.
-type mark struct {
-	id   int64
-	xmax int64
-	at   time.Time
-}
-
-// restart makes the next walk begin with the first row.
-func (w *walk) restart() {
-	w.underway = false
-	w.wholeAt = time.Now()
-}
-
-// begin starts a walk, given the saved mark, the mark of now and the oldest
-// transaction that has not ended.
-func (w *walk) begin(low int64, now mark, xmin int64) {
-	w.underway, w.met = true, false
-	w.low, w.after = low, low
-	if w.wholeAt.IsZero() {
-		w.wholeAt = now.at.Add(w.lowWaterAge)
-	} else if !now.at.Before(w.wholeAt) {
-		w.after = 0
-		w.wholeAt = now.at.Add(wholeWalkEvery)
-	}
-	w.clear = w.after
-	w.rising = mark{}
-	switch {
-	case w.candidate.at.IsZero():
-		w.candidate = now
-	case now.at.Sub(w.candidate.at) >= w.lowWaterAge && xmin >= w.candidate.xmax:
-		w.rising, w.candidate = w.candidate, now
-	}
-}
-
-// pass notes a page: the ids of what is unsent and the last id walked over.
-func (w *walk) pass(unsent []int64, last int64) {
-	w.after = last
-	if w.met {
-		return
-	}
-	w.clear = last
-	if len(unsent) > 0 {
-		w.met, w.clear = true, unsent[0]-1
-	}
-}
-
-// raised is the mark after a walk that came to its end.
-func (w *walk) raised() int64 { return max(w.low, min(w.clear, w.rising.id)) }
+// walkPages bounds what one call of Unsent walks over: it goes on in the next.
+const walkPages = 100
 
 const surveySQL = `
 SELECT coalesce((SELECT low_water_id FROM {lease} WHERE slot = $1), 0),
@@ -149,10 +72,12 @@ func (r *Rows) unsent(ctx context.Context) ([]int64, error) {
 			}
 			continue
 		}
-		r.walk.pass(unsent, last)
-		if len(unsent) > 0 {
-			return unsent, nil
+		if len(unsent) == 0 {
+			r.walk.pass(0, last)
+			continue
 		}
+		r.walk.pass(unsent[0], last)
+		return unsent, nil
 	}
 	return nil, nil
 }

@@ -102,10 +102,12 @@ func replacer(cfg Config) *strings.Replacer {
 		"{table}", cfg.Table.Ident(),
 		"{slot}", cfg.Table.Sibling("cdc_relay_slot").Ident(),
 		"{lease}", cfg.Table.Sibling("cdc_relay_lease").Ident(),
+		"{audit}", cfg.Table.Sibling("cdc_relay_audit").Ident(),
 		"{priority_of_p}", priority,
 	}
 	for _, design := range []string{
-		"id", "send_status", "next_attempt_at", "payload", "commit_lsn", "aggregate_type", "aggregate_id",
+		"id", "event_id", "send_status", "next_attempt_at", "payload", "commit_lsn", "aggregate_type", "aggregate_id",
+		"attempts", "sent_at", "claim_generation", "claimed_by", "lease_until", "error_code", "error_message",
 	} {
 		pairs = append(pairs, "{"+design+"}", quote(design))
 	}

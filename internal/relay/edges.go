@@ -136,3 +136,11 @@ type Scheduler interface {
 	Returned(ids []int64)
 	Settled(ids []int64)
 }
+
+// Sweeper requeues events that a consumer has claimed and never ended, and that
+// no consumer will receive again.
+type Sweeper interface {
+	// Run sweeps until ctx ends. It rests while accepting says that the line
+	// has no room or makes no progress.
+	Run(ctx context.Context, accepting func() bool) error
+}

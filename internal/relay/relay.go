@@ -54,6 +54,7 @@ type Parts struct {
 	Recorder  Recorder
 	Rows      Rows
 	Scheduler Scheduler
+	Sweeper   Sweeper // nil: the table has no place for claims
 	Decoder   *decoder.Decoder
 	// OpenPass opens the READY-first pass; nil when none is needed.
 	OpenPass func(context.Context) (Pass, error)
@@ -224,6 +225,9 @@ func (r *Relay) runLine(stop, ctx context.Context, parts *Parts, tenure Tenure, 
 	group.Go(func() error { return parts.Publisher.Run(ctx) })
 	group.Go(func() error { return parts.Recorder.Run(ctx) })
 	group.Go(func() error { return parts.Scheduler.Run(ctx, l.accepting.Load) })
+	if parts.Sweeper != nil {
+		group.Go(func() error { return parts.Sweeper.Run(ctx, l.accepting.Load) })
+	}
 	group.Go(func() error { return r.keepChecking(ctx, parts.Check, inbox) })
 	group.Go(func() error {
 		defer cancel()
