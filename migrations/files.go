@@ -1,7 +1,6 @@
 package migrations
 
 import (
-	"bytes"
 	"embed"
 	"fmt"
 	"io"
@@ -9,15 +8,22 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"github.com/cdc-relay/cdc-relay/consumer/tables"
 )
 
 //go:embed sql/*.sql
 var embedded embed.FS
 
-const placeholder = "{{schema}}"
+// Tables that consumers make in databases of their own, too, are written down
+// there. They are included as they stand, before the schema's name is filled in.
+var included = strings.NewReplacer(
+	"{{audit}}", strings.TrimSpace(tables.AuditLog()),
+	"{{consumer}}", strings.TrimSpace(tables.Consumer()),
+)
 
-// files is the folder of migrations with the schema's name filled in. The name
-// has passed CheckSchema, so it may stand between quotes of either kind.
+// files is the folder of migrations with everything filled in. The schema's
+// name has passed CheckSchema, so it may stand between quotes of either kind.
 type files struct{ schema string }
 
 // Open implements fs.FS for goose, which lists the folder and reads files.
@@ -30,14 +36,13 @@ func (f files) Open(name string) (fs.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	filled := bytes.ReplaceAll(text, []byte(placeholder), []byte(f.schema))
-	return filledFile{File: file, content: bytes.NewReader(filled)}, nil
+	return filledFile{File: file, content: strings.NewReader(fill(included.Replace(string(text)), f.schema))}, nil
 }
 
 // filledFile reads the filled-in text; the rest is the embedded file's.
 type filledFile struct {
 	fs.File
-	content *bytes.Reader
+	content *strings.Reader
 }
 
 func (f filledFile) Read(p []byte) (int, error) { return f.content.Read(p) }
@@ -130,4 +135,4 @@ func withoutAnnotations(text string) string {
 	return b.String()
 }
 
-func fill(text, schema string) string { return strings.ReplaceAll(text, placeholder, schema) }
+func fill(text, schema string) string { return strings.ReplaceAll(text, tables.Placeholder, schema) }

@@ -14,21 +14,22 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 
+	"github.com/cdc-relay/cdc-relay/consumer/tables"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 )
 
-// The versions of the schema that this program works with.
+// The versions of the schema that this program works with. Version 3 brings
+// the tables of consumers, which the relay itself does without.
 const (
 	MinVersion = 2
-	MaxVersion = 2
+	MaxVersion = 3
 )
 
 // DefaultSchema is where the tables live unless configured otherwise.
@@ -51,16 +52,9 @@ type Migration struct {
 	AppliedAt time.Time
 }
 
-var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
-
 // CheckSchema returns an error unless schema is a name that the migrations
 // accept: lower case, digits and underscores, at most 63 bytes.
-func CheckSchema(schema string) error {
-	if !schemaName.MatchString(schema) {
-		return fmt.Errorf("schema name %q: want lower case letters, digits and underscores, not starting with a digit, at most 63", schema)
-	}
-	return nil
-}
+func CheckSchema(schema string) error { return tables.CheckSchema(schema) }
 
 // Up creates the schema if it is missing and applies all migrations that are
 // not applied yet. It returns those it applied: none if another process did,

@@ -36,7 +36,7 @@ func names(list []migrations.Migration) []string {
 	return out
 }
 
-var allNames = []string{"00001_outbox.sql", "00002_relay.sql"}
+var allNames = []string{"00001_outbox.sql", "00002_relay.sql", "00003_consumer.sql"}
 
 func TestUpTwice(t *testing.T) {
 	t.Parallel()
