@@ -2,9 +2,9 @@
 // group, committed offsets and reading one partition at a time. It knows nothing
 // of events and claims.
 //
-// Membership and commits use kafka.ConsumerGroup, reading uses Client.Fetch on
-// one Transport, as a Reader would commit under a generation that is not the
-// message's own.
+// Membership and commits use kafka.ConsumerGroup, reading uses fetch requests on
+// one Transport, as a kafka.Reader would commit under a generation that is not
+// the message's own.
 package group
 
 import (
@@ -36,7 +36,7 @@ type Record struct {
 	Offset  int64
 	Time    time.Time
 	Key     []byte
-	Value   []byte // kafka-go shows a null value as an empty one
+	Value   []byte // nil if it is null
 	Headers []Header
 }
 

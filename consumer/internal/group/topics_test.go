@@ -1,0 +1,88 @@
+package group
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cdc-relay/cdc-relay/internal/kafkatest"
+	"github.com/cdc-relay/cdc-relay/internal/pgtest"
+)
+
+func TestWaitsForAMissingTopic(t *testing.T) {
+	t.Parallel()
+	there, missing := topic(t, 2, nil), kafkatest.Name(t)
+	cfg := config(t, there, missing)
+	var told notes
+	cfg.TopicsMissing = told.note
+	one := run(t, cfg, nil)
+	pgtest.Eventually(t, "the report of the missing topic", func() bool { return len(told.all()) > 0 }, func() string { return "none" })
+	if d := described(t, cfg.Group); len(d.Members) != 0 {
+		t.Errorf("joined without the topic: %v", d.Members)
+	}
+	kafkatest.Create(t, cfg.Brokers[0], missing, 3, nil)
+	one.until(t, 5)
+	if diff := cmp.Diff([]string{missing, ""}, told.all()); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+}
+
+func TestStopWhileATopicIsMissing(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, kafkatest.Name(t))
+	var told notes
+	cfg.TopicsMissing = told.note
+	one := run(t, cfg, nil)
+	pgtest.Eventually(t, "the report of the missing topic", func() bool { return len(told.all()) > 0 }, func() string { return "none" })
+	one.end(t)
+	if diff := cmp.Diff([]string{cfg.Topics[0]}, told.all()); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+}
+
+func TestATopicThatIsDeletedTakesNothingFromTheOthers(t *testing.T) {
+	t.Parallel()
+	stays, goes := topic(t, 2, nil), topic(t, 1, nil)
+	cfg := config(t, stays, goes)
+	var told notes
+	cfg.TopicsMissing = told.note
+	one := run(t, cfg, nil)
+	g := one.until(t, 3)
+
+	kafkatest.Delete(t, cfg.Brokers[0], goes)
+	pgtest.Eventually(t, "the report of the deleted topic", func() bool { return len(told.all()) > 0 }, func() string { return "none" })
+	if err := g.Commit(t.Context(), map[Partition]int64{{stays, 0}: 1}); err != nil || g.ctx.Err() != nil {
+		t.Errorf("the generation is over (%v), its commit says %v", g.ctx.Err(), err)
+	}
+	// Made anew it has other offsets, so it is to be joined for even if it has as
+	// many partitions.
+	kafkatest.Create(t, cfg.Brokers[0], goes, 1, nil)
+	again := one.next(t)
+	want := []Assignment{{Partition{goes, 0}, -2}, {Partition{stays, 0}, 1}, {Partition{stays, 1}, -2}}
+	if goes > stays {
+		want = []Assignment{want[1], want[2], want[0]}
+	}
+	if diff := cmp.Diff(want, again.Assignments); diff != "" {
+		t.Errorf("assignments (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{goes, ""}, told.all()); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+}
+
+func TestNewPartitionsAreAssigned(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, topic(t, 1, nil))
+	one := run(t, cfg, nil)
+	one.until(t, 1)
+	res, err := kafkatest.Admin(t, cfg.Brokers[0]).UpdatePartitions(t.Context(), 3, cfg.Topics[0])
+	if err == nil {
+		err = res.Error()
+	}
+	if err != nil {
+		t.Fatalf("adding partitions: %v", err)
+	}
+	if g := one.next(t); len(g.Assignments) != 3 {
+		t.Errorf("%d partitions, want 3", len(g.Assignments))
+	}
+}
