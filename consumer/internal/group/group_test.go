@@ -22,11 +22,21 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience bounds what tests wait for.
 const patience = 60 * time.Second
 
-// topic creates a topic for a test.
+// topic creates a topic for a test, and waits until its leaders answer: the
+// broker tells of it before.
 func topic(t testing.TB, partitions int, configs map[string]string) string {
 	t.Helper()
 	name := kafkatest.Name(t)
 	kafkatest.Create(t, kafkatest.Broker(t), name, partitions, configs)
+	adm := kafkatest.Admin(t, kafkatest.Broker(t))
+	var err error
+	pgtest.Eventually(t, "leaders of a new topic", func() bool {
+		var ends kadm.ListedOffsets
+		if ends, err = adm.ListEndOffsets(t.Context(), name); err == nil {
+			err = ends.Error()
+		}
+		return err == nil
+	}, func() string { return err.Error() })
 	return name
 }
 
