@@ -72,28 +72,42 @@ func afterFailover(t *testing.T, b *harness.Bed) {
 	}
 }
 
+// startSynced starts a relay whose slot is copied to the standby, and shows
+// nothing that the standby does not have.
+func startSynced(t *testing.T, version int) (*pair, *harness.Bed, *harness.Relay) {
+	t.Helper()
+	p := startPair(t, version, []string{"synchronized_standby_slots = 'replica'"},
+		[]string{"sync_replication_slots = on", "hot_standby_feedback = on", "wal_retrieve_retry_interval = '100ms'"})
+	b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t), Config: relayproc.Config{"slot.failover": true}})
+	relay := b.StartStreaming(nil)
+	synced := &pgtest.DB{DSN: p.standby.DSN("postgres")}
+	conn := synced.Conn(t)
+	b.Wait("the slot to be there on the standby", func() bool {
+		b.Exec(`SELECT pg_log_standby_snapshot()`)
+		var n int
+		err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1
+			AND synced AND NOT temporary AND invalidation_reason IS NULL`, b.Slot).Scan(&n)
+		return err == nil && n == 1
+	})
+	return p, b, relay
+}
+
 // TestFailoverWithASyncedSlot: as the slot never shows what the standby does
-// not have, Kafka holds nothing that the new primary has never heard of.
+// not have, Kafka holds nothing that the new primary has never heard of. That
+// one has no standby, and has inherited the setting to wait for one.
 func TestFailoverWithASyncedSlot(t *testing.T) {
 	t.Parallel()
 	eachVersion(t, failoverSlots, func(t *testing.T, version int) {
-		p := startPair(t, version, []string{"synchronized_standby_slots = 'replica'"},
-			// the new primary has no standby, which it would wait for
-			[]string{"sync_replication_slots = on", "hot_standby_feedback = on", "synchronized_standby_slots = ''"})
-		b := harness.NewBed(t, p.db, harness.Options{Kafka: harness.Shared(t), Config: relayproc.Config{"slot.failover": true}})
-		b.StartStreaming(nil)
-		synced := &pgtest.DB{DSN: p.standby.DSN("postgres")}
-		conn := synced.Conn(t)
-		b.Wait("the slot to be there on the standby", func() bool {
-			b.Exec(`SELECT pg_log_standby_snapshot()`)
-			var n int
-			err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1
-			AND synced AND NOT temporary AND invalidation_reason IS NULL`, b.Slot).Scan(&n)
-			return err == nil && n == 1
-		})
+		p, b, relay := startSynced(t, version)
 		written := writeUntilItEnds(b)
 		b.Wait("progress", func() bool { return b.CountStatus(check.Sent) > 2000 })
 		forgotten := p.failOver(t, b, written)
+		const remedy = `ALTER SYSTEM SET synchronized_standby_slots = ''`
+		if status := relay.WaitBlocked("pg.standby_slots"); !strings.Contains(status.Remedy, remedy) {
+			t.Errorf("remedy %q, want %q in it", status.Remedy, remedy)
+		}
+		b.Exec(remedy)
+		b.Exec(`SELECT pg_reload_conf()`)
 		afterFailover(t, b)
 		if n := b.Published(forgotten); n != 0 {
 			t.Errorf("%d records of events that the new primary has never heard of, want none", n)
@@ -102,6 +116,28 @@ func TestFailoverWithASyncedSlot(t *testing.T) {
 			t.Error("the slot is not the one that was copied to the standby")
 		}
 	})
+}
+
+// TestStandbyDiesThatTheSlotWaitsFor: while the server holds everything back
+// the stream lives and is empty. The relay says why, and goes on when the
+// standby is back.
+func TestStandbyDiesThatTheSlotWaitsFor(t *testing.T) {
+	t.Parallel()
+	p, b, relay := startSynced(t, 18)
+	b.Write(200, 20)
+	b.Settle()
+	known := b.History.Len()
+	p.standby.Stop(t, pgtest.Immediate)
+	b.Write(200, 20)
+	if status := relay.WaitBlocked("pg.standby_slots"); !strings.Contains(status.What, "slot replica") {
+		t.Errorf("%q, want it to name the standby's slot", status.What)
+	}
+	if n := b.Published(b.History.Since(known)); n != 0 {
+		t.Errorf("%d records of events that the standby does not have, want none", n)
+	}
+	p.standby.Start(t)
+	relay.WaitState("streaming")
+	b.Finish(harness.Allow{})
 }
 
 // TestFailoverWithoutASlot: the relay creates it on the new primary, and

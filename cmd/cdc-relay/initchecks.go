@@ -78,7 +78,7 @@ func missingPublication(ctx context.Context, conn *pgx.Conn, c *config.Config) (
 }
 
 // failoverSlots is the first server_version_num that knows them.
-const failoverSlots = 170000
+const failoverSlots = doctor.FailoverSlots
 
 func missingSlot(ctx context.Context, conn *pgx.Conn, c *config.Config) (string, error) {
 	facts, err := doctor.Look(ctx, conn, doctorConfig(c))

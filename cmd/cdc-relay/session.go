@@ -83,6 +83,9 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 	if err != nil {
 		return nil, err
 	}
+	for _, w := range facts.Warnings(doctorConfig(o.c)) {
+		o.log.Warn("somebody should look", "slot", o.c.Slot.Name, "reason", w.Reason, "what", w.What, "remedy", w.Remedy)
+	}
 	stream, err := o.connectStream(ctx, tenure)
 	if err != nil {
 		return nil, err
@@ -196,13 +199,6 @@ func (o *opener) createSlot(ctx context.Context, db recovery.DB, stream *wal.Str
 // codeTooManySlots is what the server answers when all slots are in use.
 const codeTooManySlots = "53400"
 
-// needsPass reports whether the table may hold READY rows that the slot will
-// not show: what lies before the slot's position is resolved only up to the
-// saved position, and that only on the timeline where it was saved.
-func needsPass(slot *doctor.Slot, t *lease.Tenure) bool {
-	return slot == nil || t.SavedLSN() == 0 || t.TimelineSwitched() || slot.Confirmed > t.SavedLSN()
-}
-
 // connectStream makes the replication connection and proves that it reaches
 // the server of the session.
 func (o *opener) connectStream(ctx context.Context, t *lease.Tenure) (*wal.Stream, error) {
@@ -283,7 +279,8 @@ func (o *opener) parts(ctx context.Context, t *lease.Tenure, inbox *relay.Inbox,
 	if o.hasClaims(facts.Table) {
 		parts.Sweeper = o.sweep(t, db)
 	}
-	if needsPass(facts.Slot, t) {
+	if why := doctor.Position(facts.Slot, t.SavedLSN(), t.TimelineSwitched()); why != nil {
+		o.log.Info("READY rows of the table are to be published first", "slot", o.c.Slot.Name, "reason", why.Reason, "what", why.What)
 		parts.OpenPass = func(ctx context.Context) (relay.Pass, error) {
 			pass, err := rows.OpenPass(ctx)
 			if err != nil {

@@ -50,7 +50,7 @@ func Check(ctx context.Context, conn *pgx.Conn, cfg Config) (Facts, error) {
 func (f Facts) Problems(cfg Config) []*fault.Blocked {
 	var problems []*fault.Blocked
 	for _, check := range []func(Facts, Config) []*fault.Blocked{
-		checkServer, checkTable, checkTrigger, checkGrants, checkPublication, checkSlot,
+		checkServer, checkTable, checkTrigger, checkGrants, checkPublication, checkStandbySlots, checkSlot,
 	} {
 		problems = append(problems, check(f, cfg)...)
 	}

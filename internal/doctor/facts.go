@@ -23,6 +23,10 @@ type Facts struct {
 	Table       *Table       // nil: there is none
 	Publication *Publication // nil: there is none
 	Slot        *Slot        // nil: there is none
+	// StandbySlots are those that synchronized_standby_slots names.
+	StandbySlots []StandbySlot
+	// Standbys: somebody uses a physical slot, a standby most likely.
+	Standbys bool
 	// MissingGrants are the statements that give the login what it lacks.
 	MissingGrants []string
 }
@@ -64,6 +68,7 @@ type Slot struct {
 	Plugin       string // "" for a physical slot
 	SameDatabase bool   // as this connection's
 	Temporary    bool
+	Failover     bool   // it is copied to standbys; 17 and newer
 	WALStatus    string // reserved, extended, unreserved, lost
 	Invalidated  string // why, "" if it is not; 17 and newer
 	ActivePID    int32  // 0: nobody streams from it
@@ -87,6 +92,7 @@ func Look(ctx context.Context, conn *pgx.Conn, cfg Config) (Facts, error) {
 		{"the grants", readGrants},
 		{"the publication", readPublication},
 		{"the slot", readSlot},
+		{"the standbys' slots", readStandbySlots},
 	} {
 		if err := read.read(ctx, conn, cfg, &f); err != nil {
 			return Facts{}, fmt.Errorf("reading %s: %w", read.what, err)
@@ -98,8 +104,9 @@ func Look(ctx context.Context, conn *pgx.Conn, cfg Config) (Facts, error) {
 func readServer(ctx context.Context, conn *pgx.Conn, _ Config, f *Facts) error {
 	return conn.QueryRow(ctx, `
 		SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
-		       current_setting('synchronous_standby_names'), current_user::text`).
-		Scan(&f.Version, &f.WALLevel, &f.SyncStandbyNames, &f.Login)
+		       current_setting('synchronous_standby_names'), current_user::text,
+		       EXISTS (SELECT FROM pg_replication_slots WHERE slot_type = 'physical' AND active)`).
+		Scan(&f.Version, &f.WALLevel, &f.SyncStandbyNames, &f.Login, &f.Standbys)
 }
 
 func readSchemaVersion(ctx context.Context, conn *pgx.Conn, cfg Config, f *Facts) (err error) {
@@ -187,10 +194,11 @@ func readSlot(ctx context.Context, conn *pgx.Conn, cfg Config, f *Facts) error {
 	var confirmed string
 	err := conn.QueryRow(ctx, `
 		SELECT coalesce(plugin::text, ''), coalesce(database = current_database(), false), temporary,
+		       coalesce((to_jsonb(s) ->> 'failover')::boolean, false),
 		       coalesce(wal_status, ''), coalesce(to_jsonb(s) ->> 'invalidation_reason', ''), coalesce(active_pid, 0),
 		       coalesce(confirmed_flush_lsn, '0/0')::text
 		  FROM pg_replication_slots s WHERE slot_name = $1`, cfg.Slot).
-		Scan(&s.Plugin, &s.SameDatabase, &s.Temporary, &s.WALStatus, &s.Invalidated, &s.ActivePID, &confirmed)
+		Scan(&s.Plugin, &s.SameDatabase, &s.Temporary, &s.Failover, &s.WALStatus, &s.Invalidated, &s.ActivePID, &confirmed)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
