@@ -45,6 +45,8 @@ type Claim struct {
 	// process, with this request.
 	EffectBegun bool
 	Digest      []byte
+	// ProviderRef is what the receiver of an earlier attempt's effect called it.
+	ProviderRef string
 }
 
 // Error codes of the consumer side.
@@ -75,8 +77,9 @@ type State struct {
 	Kind Kind
 	// Left is how long the lease (Live) or the delay (Delayed) lasts.
 	Left time.Duration
-	// ClaimedBy and Generation are the holder's (Live, Abandoned).
-	ClaimedBy  string
+	// ClaimedBy is the holder (Live, Abandoned).
+	ClaimedBy string
+	// Generation is that of the last claim; 0 if there was none.
 	Generation int32
 }
 
