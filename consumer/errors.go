@@ -57,7 +57,7 @@ const (
 	data                     // FAILED
 	ambiguous                // the policy decides
 	delayed                  // SENT, with a delay of the handler's
-	held                     // FAILED, as the effect is in doubt
+	doubtful                 // FAILED, as the effect is in doubt
 )
 
 // outcomeError carries a verdict.
@@ -89,7 +89,7 @@ func Ambiguous(err error) error { return &outcomeError{verdict: ambiguous, err: 
 
 // InDoubt says that the effect is in doubt and no repetition can clear it: the
 // event becomes FAILED with CONSUMER_AMBIGUOUS, whatever the policy is.
-func InDoubt(err error) error { return &outcomeError{verdict: held, err: orUnknown(err)} }
+func InDoubt(err error) error { return &outcomeError{verdict: doubtful, err: orUnknown(err)} }
 
 // Delay says when to try again, such as after a provider's Retry-After.
 func Delay(d time.Duration, err error) error {

@@ -1,0 +1,253 @@
+package consumer
+
+import (
+	"context"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+	"github.com/cdc-relay/cdc-relay/outbox"
+)
+
+// memory is where claims are kept: outbox rows or receipts.
+type memory interface {
+	Claim(ctx context.Context, refs []store.Ref) ([]store.Claim, error)
+	ClaimOne(ctx context.Context, ref store.Ref) (store.Claim, bool, error)
+	TakeOver(ctx context.Context, ref store.Ref) (c store.Claim, parked, ok bool, err error)
+	States(ctx context.Context, refs []store.Ref) ([]store.State, error)
+	Renew(ctx context.Context, held []store.Held) (alive []store.Held, err error)
+	Done(ctx context.Context, held []store.Held) (kept []store.Held, err error)
+	Fail(ctx context.Context, f store.Failure) (bool, error)
+	Release(ctx context.Context, r store.Release) (bool, error)
+	HandBack(ctx context.Context, held []store.Held) error
+}
+
+// Waits between two looks at a row.
+const (
+	soon          = 10 * time.Millisecond
+	ownWait       = 100 * time.Millisecond // for a handler of this process
+	liveWait      = 2 * time.Second        // for one of another
+	notSentFirst  = time.Second
+	notSentLast   = 30 * time.Second
+	missingWait   = 30 * time.Second // then the row is taken to be missing
+	missingPause  = 2 * time.Second
+	databaseFirst = 100 * time.Millisecond
+	databaseLast  = 5 * time.Second
+	blockedWait   = 30 * time.Second
+)
+
+// claiming is the engine of handlers that run under a claim.
+type claiming struct{ *Consumer }
+
+// acquire claims the events of a chunk with as few statements as it can.
+func (c claiming) acquire(ctx context.Context, items []*item) {
+	rest, err := c.claim(ctx, items)
+	if err == nil && len(rest) > 0 {
+		err = c.explain(ctx, rest, c.decide)
+	}
+	if err != nil {
+		c.putOff(ctx, items, err)
+	}
+}
+
+// putOff sets aside the items about which the database did not answer.
+func (c *Consumer) putOff(ctx context.Context, items []*item, err error) {
+	c.trouble(ctx, err)
+	for _, it := range items {
+		if it.then == acquiring {
+			it.look(databaseTrouble)
+			it.wait(backoff(databaseFirst, databaseLast, it.tries), WaitingDatabase)
+		}
+	}
+}
+
+// databaseTrouble counts, in item.look, the tries that the database did not
+// answer.
+const databaseTrouble store.Kind = -1
+
+// claim returns the items that were not claimed.
+func (c *Consumer) claim(ctx context.Context, items []*item) ([]*item, error) {
+	refs := make([]store.Ref, len(items))
+	for i, it := range items {
+		refs[i] = it.ref()
+	}
+	before := time.Now()
+	claims, err := c.memory.Claim(ctx, refs)
+	if err != nil {
+		return nil, err
+	}
+	c.opt.observer.Claimed(time.Since(before))
+	won := make(map[outbox.ID]store.Claim, len(claims))
+	for _, claim := range claims {
+		won[claim.EventID] = claim
+	}
+	rest := items[:0:0]
+	for _, it := range items {
+		if claim, ok := won[it.ev.ID]; ok {
+			c.hold(it, claim, before)
+		} else {
+			rest = append(rest, it)
+		}
+	}
+	return rest, nil
+}
+
+// hold makes an item ready under a claim that was asked for at a time.
+func (c *Consumer) hold(it *item, claim store.Claim, asked time.Time) {
+	it.then, it.tries = ready, 0
+	it.claim = newClaim(claim, c.memory)
+	it.live = c.tenures.add(claim.Held(), asked)
+	it.ev.Claim, it.ev.Attempt, it.ev.Ambiguous = it.claim, claim.Attempts+1, claim.Ambiguous()
+	c.misses.hit()
+}
+
+// explain reads why events could not be claimed, and acts on it.
+func (c *Consumer) explain(ctx context.Context, items []*item, decide func(context.Context, *item, store.State) error) error {
+	refs := make([]store.Ref, len(items))
+	for i, it := range items {
+		refs[i] = it.ref()
+	}
+	states, err := c.memory.States(ctx, refs)
+	if err != nil {
+		return err
+	}
+	for i, it := range items {
+		if err := decide(ctx, it, states[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decide is the table of what 0 rows of a claim mean.
+func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
+	if s.Kind != store.Missing {
+		c.misses.hit()
+	}
+	switch s.Kind {
+	case store.Free:
+		return c.claimOne(ctx, it)
+	case store.Delayed:
+		c.count(it, Deferred)
+		it.wait(s.Left, WaitingDelay)
+	case store.Live:
+		c.count(it, Deferred)
+		if c.tenures.runs(it.ev.ID) {
+			it.wait(ownWait, WaitingClaim)
+		} else {
+			it.wait(max(soon, min(s.Left, liveWait)), WaitingClaim)
+		}
+	case store.Abandoned:
+		return c.takeOver(ctx, it)
+	case store.NotSent:
+		c.notSent(it)
+	case store.Finished:
+		it.then = done
+		c.count(it, Duplicate)
+	case store.Unpublished:
+		it.reject(store.ReasonStateConflict, "the row is FAILED before it was published")
+	default:
+		return c.missing(ctx, it)
+	}
+	return nil
+}
+
+// claimOne waits for the row's lock, which the chunk's statement did not.
+func (c *Consumer) claimOne(ctx context.Context, it *item) error {
+	before := time.Now()
+	claim, ok, err := c.memory.ClaimOne(ctx, it.ref())
+	if err != nil {
+		return err
+	}
+	if ok {
+		c.hold(it, claim, before)
+	} else {
+		it.look(store.Free)
+		it.wait(backoff(soon, liveWait, it.tries), "")
+	}
+	return nil
+}
+
+// takeOver takes a claim whose lease is over, unless its handler still runs
+// here: it may ignore its context, and one event has one handler at a time.
+func (c *Consumer) takeOver(ctx context.Context, it *item) error {
+	if c.tenures.runs(it.ev.ID) {
+		it.wait(ownWait, WaitingClaim)
+		return nil
+	}
+	before := time.Now()
+	claim, parked, ok, err := c.memory.TakeOver(ctx, it.ref())
+	switch {
+	case err != nil:
+		return err
+	case parked:
+		it.then = done
+		c.count(it, FailedSystem)
+		c.log.Error("the event is FAILED: its attempts end without an outcome, as their processes die", "event_id", it.ev.ID,
+			"topic", it.rec.Topic, "partition", it.rec.Number, "offset", it.rec.Offset, "code", store.CodeAbandoned)
+	case ok:
+		c.hold(it, claim, before)
+	default:
+		it.wait(soon, "")
+	}
+	return nil
+}
+
+// notSent waits for the relay, without limit.
+func (c *Consumer) notSent(it *item) {
+	waited := it.look(store.NotSent)
+	c.count(it, NotSentYet)
+	if waited < c.opt.notSentWait {
+		it.wait(min(backoff(soon, c.opt.notSentWait, it.tries), max(soon, c.opt.notSentWait-waited)), "")
+		return
+	}
+	it.wait(min(notSentLast, max(notSentFirst, waited/2)), WaitingNotSent)
+}
+
+const missingMessage = "no row has this id and event id"
+
+// missing waits for a row that may not be visible yet, then gives the record up
+// to the quarantine, unless the records around it have no rows either.
+func (c *Consumer) missing(ctx context.Context, it *item) error {
+	age := it.look(store.Missing)
+	c.misses.miss(it.ev.ID)
+	if age < missingWait {
+		it.wait(min(backoff(soon, missingPause, it.tries), max(soon, missingWait-age)), WaitingMissing)
+		return nil
+	}
+	if err := c.lookAround(ctx, it); err != nil {
+		return err
+	}
+	if c.misses.tooMany() {
+		it.wait(blockedWait, BlockedWrongDatabase)
+	} else {
+		it.reject(store.ReasonMissing, missingMessage)
+	}
+	return nil
+}
+
+// lookAround asks for the events behind one that is missing.
+func (c *Consumer) lookAround(ctx context.Context, it *item) error {
+	if len(it.behind) == 0 {
+		return nil
+	}
+	states, err := c.memory.States(ctx, it.behind)
+	if err != nil {
+		return err
+	}
+	for i, s := range states {
+		if s.Kind == store.Missing {
+			c.misses.miss(it.behind[i].EventID)
+		} else {
+			c.misses.hit()
+		}
+	}
+	return nil
+}
+
+// count tells the Observer, once for each outcome in a row.
+func (c *Consumer) count(it *item, o Outcome) {
+	if it.countedAs != o {
+		it.countedAs = o
+		c.opt.observer.Records(it.rec.Topic, o, 1)
+	}
+}

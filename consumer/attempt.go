@@ -1,0 +1,174 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+)
+
+// errStopping is the cause with which handlers end when a stop has drained for
+// too long.
+var errStopping = errors.New("the consumer stops")
+
+// panicked is a handler's panic as an error.
+type panicked struct{ text string }
+
+func (p *panicked) Error() string { return "the handler panicked: " + p.text }
+
+// call runs a handler and turns its panic into an error.
+func (c *Consumer) call(ctx context.Context, h Handler, ev *Event) (err error) {
+	if d := c.opt.handlerTimeout; d > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, d)
+		defer cancel()
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			p := &panicked{fmt.Sprintf("%T", v)} // its text may hold what must not be logged
+			if v, ok := v.(runtime.Error); ok {
+				p.text = v.Error()
+			}
+			c.log.Error(p.Error(), "event_id", ev.ID, "stack", string(debug.Stack()))
+			err = p
+		}
+	}()
+	start := time.Now()
+	defer func() { c.opt.observer.Processed(ev.Topic, time.Since(start)) }()
+	return h(ctx, ev)
+}
+
+// attempt handles an event under its claim.
+func (c claiming) attempt(ctx context.Context, it *item) outcome {
+	ev := it.ev
+	if ev.Ambiguous {
+		if o, decided := c.clear(ctx, it); decided {
+			return o
+		}
+	}
+	err := c.call(ctx, c.handler, ev)
+	if err == nil {
+		if it.claim.ended() {
+			return outcome{end: proved, counted: Consumed}
+		}
+		return outcome{end: succeed, counted: Consumed}
+	}
+	return c.judge(ctx, it, err)
+}
+
+// clear asks the policy about an effect that an earlier attempt may have had.
+func (c *Consumer) clear(ctx context.Context, it *item) (outcome, bool) {
+	switch p := c.opt.ambiguity; p.kind {
+	case holdKind:
+		return inDoubt, true
+	case queryKind:
+		switch found, err := p.ask(ctx, it.ev); {
+		case err == nil && found == Present:
+			return outcome{end: succeed, counted: Consumed}, true
+		case err == nil && found == Absent:
+			return outcome{}, false
+		default:
+			return c.again(it, store.CodeAmbiguous, "whether an earlier attempt had its effect is not known yet", err), true
+		}
+	default:
+		if it.claim.Age > c.opt.keyTTL {
+			return inDoubt, true
+		}
+		return outcome{}, false
+	}
+}
+
+var inDoubt = outcome{
+	end: fail, code: store.CodeAmbiguous, counted: FailedData,
+	message: "an attempt may have had its effect, and a repetition could double it",
+}
+
+// judge says what a handler's error means.
+func (c *Consumer) judge(ctx context.Context, it *item, err error) outcome {
+	if errors.Is(context.Cause(ctx), errStopping) {
+		if errors.Is(err, ErrNotStarted) {
+			return outcome{end: handBack}
+		}
+		return outcome{end: release, code: store.CodeAmbiguous, counted: FailedSystem,
+			message: "the consumer stopped while the handler ran", delay: c.opt.retry.Base}
+	}
+	var (
+		own *outcomeError
+		p   *panicked
+	)
+	switch {
+	case errors.As(err, &p):
+		return c.again(it, store.CodePanic, "the handler panicked; the consumer's log says where", nil)
+	case errors.Is(err, ErrDigestChanged):
+		return c.told(it, err, inDoubt)
+	case !errors.As(err, &own):
+		return c.again(it, store.CodeSystem, systemMessage, err)
+	}
+	switch own.verdict {
+	case data:
+		return c.told(it, err, outcome{end: fail, code: dataCode(own.code), counted: FailedData,
+			message: "the handler refused the event's data; the consumer's log says why"})
+	case doubtful:
+		return c.told(it, err, inDoubt)
+	case delayed:
+		return c.told(it, err, outcome{end: release, code: store.CodeSystem, counted: Deferred, delay: own.delay,
+			message: "the handler asked for a later attempt"})
+	case ambiguous:
+		return c.doubt(ctx, it, err)
+	default:
+		return c.again(it, store.CodeSystem, systemMessage, err)
+	}
+}
+
+const systemMessage = "the handler could not do its work; the consumer's log says why"
+
+// doubt is for an attempt that ended without knowing whether it had its effect.
+func (c *Consumer) doubt(ctx context.Context, it *item, err error) outcome {
+	const message = "the effect of an attempt is in doubt"
+	switch p := c.opt.ambiguity; p.kind {
+	case holdKind:
+		return c.told(it, err, inDoubt)
+	case queryKind:
+		if found, asked := p.ask(ctx, it.ev); asked == nil && found == Present {
+			return outcome{end: succeed, counted: Consumed}
+		}
+	}
+	return c.again(it, store.CodeAmbiguous, message, err)
+}
+
+// again is a release with the policy's delay, or FAILED once the attempts are
+// used up.
+func (c *Consumer) again(it *item, code, message string, err error) outcome {
+	n := it.ev.Attempt
+	if c.opt.maxAttempts > 0 && n >= c.opt.maxAttempts {
+		return c.told(it, err, outcome{end: fail, code: code, counted: FailedSystem,
+			message: fmt.Sprintf("%s; it was attempt %d, the last one", message, n)})
+	}
+	return c.told(it, err, outcome{end: release, code: code, message: message, delay: c.opt.retry.delay(n), counted: FailedSystem})
+}
+
+// told logs why an attempt did not succeed.
+func (c *Consumer) told(it *item, err error, o outcome) outcome {
+	level, verb := slog.LevelWarn, "the event will be tried again"
+	if o.end == fail {
+		level, verb = slog.LevelError, "the event is FAILED"
+	}
+	c.log.Log(context.Background(), level, verb, "event_id", it.ev.ID, "topic", it.rec.Topic, "partition", it.rec.Number,
+		"offset", it.rec.Offset, "attempt", it.ev.Attempt, "code", o.code, "delay", o.delay, "err", err)
+	return o
+}
+
+var appCode = regexp.MustCompile(`^APP_[A-Z0-9_]{1,56}$`)
+
+func dataCode(code string) string {
+	if appCode.MatchString(code) {
+		return code
+	}
+	return store.CodeData
+}

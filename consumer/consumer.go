@@ -1,0 +1,305 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+	"github.com/cdc-relay/cdc-relay/outbox"
+)
+
+// Consumer is a member of a consumer group. Make one with [New] or [NewTx] and
+// call Run once.
+type Consumer struct {
+	cfg     Config
+	opt     options
+	log     *slog.Logger
+	handler Handler   // with the middleware around it
+	inTx    TxHandler // of NewTx
+
+	engine     engine
+	memory     memory
+	quarantine *store.Quarantine
+	copier     *group.Copier
+	reader     *group.Reader
+	tenures    *tenures
+	misses     misses
+	troubles   troubles
+
+	// working ends after everything else: statements and reads run under it.
+	// handling, under which handlers run, ends when a stop has drained.
+	working, handling context.Context
+	lines             sync.WaitGroup // those of earlier generations too
+
+	mu      sync.Mutex
+	current []*partition
+	absent  []string // topics
+}
+
+// New returns a consumer whose handler runs under a claim: of the outbox row,
+// or, with [Receipts], of a receipt. It connects to nothing.
+func New(cfg Config, h Handler, opts ...Option) (*Consumer, error) {
+	if h == nil {
+		return nil, errors.New("making a consumer: no handler")
+	}
+	c, err := build(cfg, opts)
+	if err != nil {
+		return nil, err
+	}
+	c.handler = c.wrap(h)
+	return c, nil
+}
+
+// NewTx returns a consumer whose handler works in the transaction of its
+// receipt, in [ReceiptDB] or Config.DB. [Receipts] is required. The middleware
+// runs inside the transaction. It connects to nothing.
+func NewTx(cfg Config, h TxHandler, opts ...Option) (*Consumer, error) {
+	if h == nil {
+		return nil, errors.New("making a consumer: no handler")
+	}
+	c, err := build(cfg, opts)
+	if err != nil {
+		return nil, err
+	}
+	if c.opt.purpose == "" {
+		return nil, errors.New("making a consumer: option Receipts: a handler with a transaction needs a purpose for its receipts")
+	}
+	c.inTx = h
+	return c, nil
+}
+
+func build(cfg Config, opts []Option) (*Consumer, error) {
+	c := &Consumer{cfg: cfg, opt: defaults()}
+	for _, o := range opts {
+		o(&c.opt)
+	}
+	if err := errors.Join(cfg.validate(), c.opt.validate()); err != nil {
+		return nil, fmt.Errorf("making a consumer: %w", err)
+	}
+	c.log = c.opt.logger.With("group", cfg.Group)
+	if _, err := group.NewMember(c.groupConfig()); err != nil { // what it checks is not known here
+		return nil, fmt.Errorf("making a consumer: %w", err)
+	}
+	c.tenures = newTenures(c.opt.lease)
+	return c, nil
+}
+
+// wrap puts the middleware around a handler.
+func (c *Consumer) wrap(h Handler) Handler {
+	for _, m := range slices.Backward(c.opt.middleware) {
+		h = m(h)
+	}
+	return h
+}
+
+// Run consumes until ctx ends, then drains and returns nil: nothing new starts,
+// running handlers get [Drain], what they did is recorded and the offsets are
+// committed while this is still a member of the group. Trouble with PostgreSQL
+// or Kafka is waited for, however long; an error says that the consumer cannot
+// work at all, as its settings are wrong.
+func (c *Consumer) Run(ctx context.Context) error {
+	working, stopWorking := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWorking()
+	handling, stopHandling := context.WithCancelCause(working)
+	defer stopHandling(errStopping)
+	c.working, c.handling = working, handling
+	closeAll, err := c.open(working)
+	if err != nil {
+		return err
+	}
+	defer closeAll()
+
+	defer context.AfterFunc(ctx, func() {
+		time.AfterFunc(c.opt.drain, func() { stopHandling(errStopping) })
+	})()
+	member, err := group.NewMember(c.groupConfig())
+	if err != nil {
+		return fmt.Errorf("running the consumer: %w", err)
+	}
+	var beside sync.WaitGroup
+	beside.Go(func() { c.renew(working) })
+	beside.Go(func() { c.retryAsked(ctx) })
+	err = member.Run(ctx, func(revoked context.Context, g *group.Generation) error {
+		c.generation(ctx, revoked, g)
+		return nil
+	})
+	c.awaitLines()
+	stopWorking()
+	beside.Wait()
+	if err != nil {
+		return fmt.Errorf("running the consumer: %w", err)
+	}
+	return nil
+}
+
+func (c *Consumer) groupConfig() group.Config {
+	return group.Config{
+		Brokers: c.cfg.Brokers, Group: c.cfg.Group, Topics: c.cfg.Topics, TLS: c.opt.tls, SASL: c.opt.sasl,
+		Logger: c.opt.logger, TopicsMissing: c.topicsMissing,
+	}
+}
+
+// open makes the connections of the kit's own.
+func (c *Consumer) open(ctx context.Context) (func(), error) {
+	pool := c.cfg.DB
+	if c.opt.purpose != "" && c.opt.receiptDB != nil {
+		pool = c.opt.receiptDB
+	}
+	own, err := pgxpool.NewWithConfig(ctx, store.PoolConfig(pool.Config()))
+	if err != nil {
+		return nil, fmt.Errorf("running the consumer: %w", err)
+	}
+	owner := c.owner()
+	c.quarantine = store.NewQuarantine(own, c.qualified("outbox_quarantine"), c.name())
+	if c.opt.purpose == "" {
+		c.memory = store.NewRows(own, c.qualified(c.opt.table), owner, c.opt.lease, c.opt.abandonLimit)
+	} else {
+		receipts := store.NewReceipts(own, c.qualified("outbox_receipt"), c.opt.purpose, owner, c.opt.lease, c.opt.abandonLimit)
+		c.memory = receipts
+		if c.inTx != nil {
+			c.engine = transacting{c, receipts, pool, c.inTx}
+		}
+	}
+	if c.engine == nil {
+		c.engine = claiming{c}
+	}
+	closeKafka, err := c.openKafka()
+	if err != nil {
+		own.Close()
+		return nil, fmt.Errorf("running the consumer: %w", err)
+	}
+	return func() {
+		closeKafka()
+		own.Close()
+	}, nil
+}
+
+func (c *Consumer) openKafka() (closeAll func(), err error) {
+	if c.reader, err = group.NewReader(c.groupConfig()); err != nil {
+		return nil, err
+	}
+	if c.opt.quarantineTopic == "" {
+		return c.reader.Close, nil
+	}
+	if c.copier, err = group.NewCopier(c.groupConfig(), c.opt.quarantineTopic); err != nil {
+		c.reader.Close()
+		return nil, err
+	}
+	return func() {
+		c.reader.Close()
+		c.copier.Close()
+	}, nil
+}
+
+func (c *Consumer) qualified(table string) string {
+	return pgx.Identifier{c.opt.schema, table}.Sanitize()
+}
+
+// name is whose quarantine rows are: two purposes of a group may differ.
+func (c *Consumer) name() string {
+	if c.opt.purpose == "" {
+		return c.cfg.Group
+	}
+	return c.cfg.Group + "/" + c.opt.purpose
+}
+
+// owner names this process in claims, for people.
+func (c *Consumer) owner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s/%s/%d/%s", c.cfg.Group, host, os.Getpid(), outbox.NewID().String()[24:])
+}
+
+// awaitLines waits a moment for handlers that a stop has ended.
+func (c *Consumer) awaitLines() {
+	gone := make(chan struct{})
+	go func() {
+		c.lines.Wait()
+		close(gone)
+	}()
+	select {
+	case <-gone:
+	case <-time.After(c.opt.revokeGrace):
+		c.log.Warn("handlers do not return although their context has ended; their claims end with their leases")
+	}
+}
+
+// Health tells where this member stands. It may be called at any time.
+func (c *Consumer) Health() Health {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := Health{TopicsMissing: slices.Clone(c.absent)}
+	for _, p := range c.current {
+		h.Partitions = append(h.Partitions, p.status.read())
+	}
+	return h
+}
+
+func (c *Consumer) topicsMissing(names []string) {
+	c.mu.Lock()
+	before := c.absent
+	c.absent = slices.Clone(names)
+	c.mu.Unlock()
+	for _, name := range before {
+		if !slices.Contains(names, name) {
+			c.opt.observer.Paused(name, allPartitions, BlockedTopicMissing, false)
+		}
+	}
+	for _, name := range names {
+		if !slices.Contains(before, name) {
+			c.opt.observer.Paused(name, allPartitions, BlockedTopicMissing, true)
+		}
+	}
+}
+
+// allPartitions stands for those of a topic that does not exist.
+const allPartitions = -1
+
+// item makes an item of a record.
+func (c *Consumer) item(rec group.Record) *item {
+	it := &item{rec: rec, phase: fresh}
+	it.ev, it.bad = decode(rec)
+	if it.bad == nil {
+		it.bad = beyond(it.ev, c.opt.horizon, time.Now())
+	}
+	it.lane = lane(rec, it.ev)
+	switch {
+	case it.bad != nil:
+		it.lend(unusable)
+	case c.opt.filter != nil && !c.opt.filter(it.ev.Headers):
+		it.lend(done)
+	}
+	return it
+}
+
+// troubles says once in a while that the database does not do what it should.
+type troubles struct {
+	mu   sync.Mutex
+	last time.Time
+}
+
+const troublePause = 10 * time.Second
+
+func (c *Consumer) trouble(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	c.troubles.mu.Lock()
+	defer c.troubles.mu.Unlock()
+	if time.Since(c.troubles.last) > troublePause {
+		c.troubles.last = time.Now()
+		c.log.Warn("the database does not answer as it should; what it owes is waited for", "err", err)
+	}
+}

@@ -1,0 +1,100 @@
+package consumer
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
+)
+
+// commitEvery is the time between two commits of offsets.
+const commitEvery = time.Second
+
+// generation works on the partitions that this member has in a generation,
+// until they are revoked or the consumer stops. It returns when nothing of that
+// holds up the group any more.
+func (c *Consumer) generation(stopped, revoked context.Context, g *group.Generation) {
+	lines := make([]*partition, len(g.Assignments))
+	for i, a := range g.Assignments {
+		lines[i] = newPartition(c, a, c.reader)
+	}
+	c.setCurrent(lines)
+	defer c.setCurrent(nil)
+	for _, p := range lines {
+		c.lines.Go(func() { p.run(revoked.Done(), stopped.Done()) })
+	}
+	commits := commits{c: c, g: g, lines: lines, sent: map[group.Partition]int64{}}
+	ending, end := context.WithCancel(c.working)
+	var committer sync.WaitGroup
+	committer.Go(func() { commits.run(ending) })
+	select {
+	case <-revoked.Done():
+	case <-stopped.Done():
+	}
+	for _, p := range lines {
+		<-p.released
+	}
+	end()
+	committer.Wait()
+	commits.send(c.working)
+}
+
+func (c *Consumer) setCurrent(lines []*partition) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current = lines
+}
+
+// commits are the offsets of a generation. They go through it alone, so a
+// member that lost a partition cannot move its offset.
+type commits struct {
+	c     *Consumer
+	g     *group.Generation
+	lines []*partition
+	sent  map[group.Partition]int64
+	bad   bool // the last commit was refused
+}
+
+func (k *commits) run(ctx context.Context) {
+	tick := time.NewTicker(commitEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			k.send(ctx)
+		}
+	}
+}
+
+// send commits what has moved. A position can go back: a topic that was made
+// anew is read from its start.
+func (k *commits) send(ctx context.Context) {
+	moved := map[group.Partition]int64{}
+	for _, p := range k.lines {
+		position := p.position.Load()
+		last, ok := k.sent[p.at]
+		if !ok {
+			last = p.assigned
+		}
+		if position != last && position >= 0 {
+			moved[p.at] = position
+		}
+	}
+	if len(moved) == 0 {
+		return
+	}
+	if err := k.g.Commit(ctx, moved); err != nil {
+		if !k.bad {
+			k.c.log.Warn("offsets could not be committed; their records will come again and be recognised", "err", err)
+		}
+		k.bad = true
+		return
+	}
+	k.bad = false
+	for p, position := range moved {
+		k.sent[p] = position
+	}
+}

@@ -1,0 +1,201 @@
+package consumer
+
+import (
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+	"github.com/cdc-relay/cdc-relay/outbox"
+)
+
+// fill moves records into the window.
+func (p *partition) fill() {
+	for len(p.window) < p.c.opt.window && len(p.backlog) > 0 {
+		p.window = append(p.window, p.c.item(p.backlog[0]))
+		p.backlog[0] = group.Record{} // its bytes are the window's to free
+		p.backlog = p.backlog[1:]
+	}
+}
+
+// acquire asks for the claims of what can start soon. By offset, nothing is
+// claimed behind a record that waits; with lanes, nothing of its key.
+func (p *partition) acquire() {
+	if p.claiming {
+		return
+	}
+	room := p.pace.chunk(p.c.opt)
+	var (
+		chunk   []*item
+		claimed int // not started yet
+		held    = map[uint64]bool{}
+		events  = map[outbox.ID]bool{}
+	)
+	for _, it := range p.window {
+		switch it.phase {
+		case ready:
+			claimed++
+		case waiting:
+			held[it.lane] = true
+		case fresh:
+			// A second record of an event is looked at once the first one is done.
+			if !held[it.lane] && !events[it.ev.ID] {
+				chunk = append(chunk, it)
+			}
+		}
+		if it.phase != done {
+			events[it.ev.ID] = true
+		}
+		if len(chunk)+claimed >= room || p.c.opt.concurrency == 1 && it.phase == waiting {
+			break
+		}
+	}
+	if len(chunk) == 0 {
+		return
+	}
+	for _, it := range chunk {
+		it.behind = nil
+		if it.tries > 0 && it.looking == store.Missing {
+			it.behind = p.behind(it)
+		}
+		it.lend(acquiring)
+	}
+	p.claiming = true
+	go func() {
+		p.c.engine.acquire(p.c.working, chunk)
+		p.acquired <- chunk
+	}()
+}
+
+// behind returns the events after one, as many as tell a wrong database.
+func (p *partition) behind(first *item) []store.Ref {
+	var refs []store.Ref
+	for _, it := range p.window {
+		if it.rec.Offset > first.rec.Offset && it.bad == nil && len(refs) < missLimit {
+			refs = append(refs, it.ref())
+		}
+	}
+	return refs
+}
+
+// start runs the handlers of claimed events, each only when nothing of its lane
+// is before it: all earlier ones have a final outcome, recorded or about to be.
+func (p *partition) start() {
+	blocked := map[uint64]bool{}
+	for _, it := range p.window {
+		if p.handling >= p.c.opt.concurrency {
+			return
+		}
+		if it.phase == ready && !blocked[it.lane] && p.stands(it) {
+			p.handle(it)
+		}
+		passable := it.phase == done || (it.phase == ended || it.phase == settling) && it.out.end.final()
+		if !passable {
+			if p.c.opt.concurrency == 1 {
+				return
+			}
+			blocked[it.lane] = true
+		}
+	}
+}
+
+// stands reports whether the claim of a ready item still counts. A lost one is
+// to be claimed again.
+func (p *partition) stands(it *item) bool {
+	if it.live == nil {
+		return true
+	}
+	usable, lost := p.c.tenures.standing(it.live)
+	if lost {
+		it.wait(0, "")
+		it.back()
+	}
+	return usable
+}
+
+func (p *partition) handle(it *item) {
+	it.lend(running)
+	p.handling++
+	ctx, end := p.c.tenures.run(p.c.handling, it.ev.ID, it.live)
+	go func() {
+		start := time.Now()
+		it.out = p.c.engine.attempt(ctx, it)
+		it.took = time.Since(start)
+		end()
+		p.ended <- it
+	}()
+}
+
+// settle records all outcomes there are, unless others are being recorded: they
+// then go together.
+func (p *partition) settle() {
+	if p.recording {
+		return
+	}
+	var batch []*item
+	for _, it := range p.window {
+		if it.phase == ended {
+			it.lend(settling)
+			batch = append(batch, it)
+		}
+	}
+	if len(batch) == 0 {
+		return
+	}
+	p.recording = true
+	go func() {
+		p.c.engine.settle(p.c.working, batch)
+		p.settled <- batch
+	}()
+}
+
+// unclaim hands back what is ready and has to wait for long behind an earlier
+// event of its lane: somebody who looks at the row would think it is in work.
+func (p *partition) unclaim() {
+	held := map[uint64]bool{}
+	all := false
+	for _, it := range p.window {
+		switch {
+		case it.phase == waiting && time.Until(it.due) > p.c.opt.lease/3:
+			held[it.lane] = true
+			all = p.c.opt.concurrency == 1
+		case it.phase == ready && (all || held[it.lane]):
+			it.phase, it.out = ended, outcome{end: handBack}
+		}
+	}
+}
+
+// handBack gives up claims of handlers that have not started.
+func (p *partition) handBack() {
+	for _, it := range p.window {
+		if it.phase == ready {
+			it.phase, it.out = ended, outcome{end: handBack}
+		}
+	}
+}
+
+// pace is how long handlers take.
+type pace struct {
+	mean  time.Duration
+	known bool
+}
+
+func (p *pace) add(d time.Duration) {
+	if !p.known {
+		p.mean, p.known = d, true
+		return
+	}
+	p.mean += (d - p.mean) / 8
+}
+
+// chunk is how many events to claim ahead: what can start within a third of the
+// lease, one for each handler until it is known how long they take.
+func (p *pace) chunk(o options) int {
+	if !p.known {
+		return min(o.concurrency, o.claimBatch)
+	}
+	n := int64(o.claimBatch)
+	if p.mean > 0 {
+		n = min(n, int64(o.lease/3)*int64(o.concurrency)/int64(p.mean))
+	}
+	return max(int(n), 1)
+}

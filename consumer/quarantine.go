@@ -1,0 +1,155 @@
+package consumer
+
+import (
+	"context"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+)
+
+// flood tells records that are wrong from a consumer that is.
+type flood struct {
+	limit  int
+	within time.Duration
+	recent []time.Time // the last ones, oldest first
+}
+
+// admit reports whether one more may go to the quarantine, and otherwise how
+// long to wait.
+func (f *flood) admit(now time.Time) (time.Duration, bool) {
+	for len(f.recent) > 0 && now.Sub(f.recent[0]) >= f.within {
+		f.recent = f.recent[1:]
+	}
+	if len(f.recent) >= f.limit {
+		return f.recent[0].Add(f.within).Sub(now), false
+	}
+	f.recent = append(f.recent, now)
+	return 0, true
+}
+
+// reject writes the quarantine rows of unusable records.
+func (p *partition) reject() {
+	for _, it := range p.window {
+		if it.phase != unusable {
+			continue
+		}
+		if wait, ok := p.flood.admit(time.Now()); !ok {
+			it.wait(wait, BlockedFlood)
+			it.back()
+			continue
+		}
+		it.lend(rejecting)
+		go func() {
+			p.c.quarantineItem(p.c.working, it)
+			p.rejected <- it
+		}()
+	}
+}
+
+// quarantineItem leaves an item done or, if the row could not be written,
+// waiting.
+func (c *Consumer) quarantineItem(ctx context.Context, it *item) {
+	if err := c.putAway(ctx, it); err != nil {
+		c.trouble(ctx, err)
+		it.look(databaseTrouble)
+		it.wait(backoff(databaseFirst, databaseLast, it.tries), WaitingDatabase)
+		return
+	}
+	it.then = done
+	c.opt.observer.Records(it.rec.Topic, Quarantined, 1)
+	c.opt.observer.QuarantineRow(it.rec.Topic, it.bad.reason)
+	c.log.Error("a record is in the quarantine", "event_id", it.ev.ID, "topic", it.rec.Topic, "partition", it.rec.Number,
+		"offset", it.rec.Offset, "code", it.bad.reason, "reason", it.bad.message)
+	if c.copier != nil {
+		if err := c.copier.Send(ctx, group.Copy{Record: it.rec, Group: c.cfg.Group, Code: it.bad.reason, At: time.Now()}); err != nil {
+			c.log.Warn("the copy of a quarantined record was not sent; its row is written", "topic", it.rec.Topic,
+				"partition", it.rec.Number, "offset", it.rec.Offset, "err", err)
+		}
+	}
+}
+
+func (c *Consumer) putAway(ctx context.Context, it *item) error {
+	if it.asked != 0 {
+		return c.quarantine.Reopen(ctx, it.asked, it.bad.reason, it.bad.message)
+	}
+	headers := make([]store.Header, len(it.rec.Headers))
+	for i, h := range it.rec.Headers {
+		headers[i] = store.Header(h)
+	}
+	return c.quarantine.Put(ctx, store.Record{
+		Topic: it.rec.Topic, Partition: it.rec.Number, Offset: it.rec.Offset, Time: it.rec.Time,
+		Key: it.rec.Key, Value: it.rec.Value, Headers: headers, EventID: it.ev.ID, RowID: it.ev.OutboxID,
+		Reason: it.bad.reason, Message: it.bad.message,
+	})
+}
+
+// Looks for quarantined records that a person wants to be retried.
+const (
+	askedEvery  = 5 * time.Second
+	askedAtOnce = 50
+)
+
+// retryAsked runs the records that a person asked for through the line, one
+// after the other, until ctx ends. Their place in the order of their key is
+// lost.
+func (c *Consumer) retryAsked(ctx context.Context) {
+	for ctx.Err() == nil {
+		rows, err := c.quarantine.AskedToRetry(ctx, askedAtOnce)
+		if err != nil {
+			c.trouble(ctx, err)
+		}
+		for _, row := range rows {
+			if ctx.Err() == nil {
+				c.retryOne(ctx, row)
+			}
+		}
+		pauseFor(ctx, askedEvery)
+	}
+}
+
+// retryOne handles a stored record. What has to wait is found again at the next
+// look.
+func (c *Consumer) retryOne(ctx context.Context, row store.Stored) {
+	it := c.item(storedRecord(row))
+	it.asked = row.ID
+	if it.phase == fresh {
+		c.passOnce(ctx, it)
+	}
+	switch it.back(); it.phase {
+	case unusable:
+		c.quarantineItem(ctx, it)
+	case done:
+		if err := c.quarantine.Resolve(ctx, row.ID, store.Retried); err != nil {
+			c.trouble(ctx, err)
+		}
+	}
+}
+
+// passOnce claims, handles and settles an item if all that is possible now.
+func (c *Consumer) passOnce(ctx context.Context, it *item) {
+	it.lend(acquiring)
+	if c.engine.acquire(ctx, []*item{it}); it.then == waiting && it.reason == WaitingMissing {
+		it.reject(store.ReasonMissing, missingMessage)
+	}
+	if it.then != ready {
+		return
+	}
+	it.lend(running)
+	handling, end := c.tenures.run(c.handling, it.ev.ID, it.live)
+	it.out = c.engine.attempt(handling, it)
+	end()
+	it.lend(settling)
+	c.engine.settle(ctx, []*item{it})
+}
+
+func storedRecord(row store.Stored) group.Record {
+	rec := group.Record{
+		Partition: group.Partition{Topic: row.Topic, Number: row.Partition}, Offset: row.Offset, Time: row.Time,
+		Key: row.Key, Value: row.Value, Headers: make([]group.Header, len(row.Headers)),
+	}
+	for i, h := range row.Headers {
+		rec.Headers[i] = group.Header(h)
+	}
+	return rec
+}

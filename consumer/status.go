@@ -1,0 +1,153 @@
+package consumer
+
+import (
+	"sync"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
+)
+
+// Health is where a consumer stands.
+type Health struct {
+	// TopicsMissing are topics of the group that do not exist; while there are
+	// any, nothing is read.
+	TopicsMissing []string
+	Partitions    []PartitionHealth
+}
+
+// PartitionHealth is where a partition stands that this member reads.
+type PartitionHealth struct {
+	Topic     string
+	Partition int
+	// Position is the offset of the first record without a durable outcome, End
+	// that of the next record to be written, as it was when the partition was
+	// read last. Negative: not known yet.
+	Position, End int64
+	// Reason is why the partition does not move, empty if it does, and Since
+	// when that began.
+	Reason Reason
+	Since  time.Time
+	// Moved is when Position moved last, or when the partition was assigned.
+	Moved time.Time
+}
+
+// Lag is how many offsets are without a durable outcome.
+func (p PartitionHealth) Lag() int64 {
+	if p.Position < 0 {
+		return 0
+	}
+	return max(0, p.End-p.Position)
+}
+
+// Stalled returns the partitions that have a lag and have not moved for longer
+// than after. Kafka does not notice these: their member sends heartbeats.
+func (h Health) Stalled(after time.Duration) []PartitionHealth {
+	var list []PartitionHealth
+	for _, p := range h.Partitions {
+		if p.Lag() > 0 && time.Since(p.Moved) > after {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// status is a line's PartitionHealth, for readers in other goroutines.
+type status struct {
+	observer Observer
+
+	mu     sync.Mutex
+	now    PartitionHealth
+	gone   bool
+	logged Reason // why the partition could not be read, when that was logged last
+}
+
+func newStatus(p group.Partition, o Observer) *status {
+	now := time.Now()
+	return &status{observer: o, now: PartitionHealth{
+		Topic: p.Topic, Partition: p.Number, Position: -1, End: -1, Since: now, Moved: now,
+	}}
+}
+
+func (s *status) set(position, end int64, why Reason) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if position != s.now.Position {
+		s.now.Position, s.now.Moved = position, now
+	}
+	s.now.End = end
+	s.change(why, now)
+	if why == "" {
+		s.logged = ""
+	}
+}
+
+func (s *status) change(why Reason, now time.Time) {
+	if s.gone || why == s.now.Reason {
+		return
+	}
+	if s.now.Reason != "" {
+		s.observer.Paused(s.now.Topic, s.now.Partition, s.now.Reason, false)
+	}
+	if why != "" {
+		s.observer.Paused(s.now.Topic, s.now.Partition, why, true)
+	}
+	s.now.Reason, s.now.Since = why, now
+}
+
+// leave ends it: the partition is no longer this member's.
+func (s *status) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.change("", time.Now())
+	s.gone = true
+}
+
+func (s *status) read() PartitionHealth {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now
+}
+
+// reading reports whether a reason is new, so that it is logged once.
+func (s *status) reading(why Reason) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	isNew := s.logged != why
+	s.logged = why
+	return isNew
+}
+
+// misses counts events in a row that have no row. Many mean that this is not
+// their database.
+type misses struct {
+	mu  sync.Mutex
+	ids map[[16]byte]bool
+}
+
+const missLimit = 20
+
+// hit: an event was found.
+func (m *misses) hit() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.ids)
+}
+
+// miss: an event has no row.
+func (m *misses) miss(id [16]byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ids == nil {
+		m.ids = map[[16]byte]bool{}
+	}
+	if len(m.ids) < missLimit {
+		m.ids[id] = true
+	}
+}
+
+func (m *misses) tooMany() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.ids) >= missLimit
+}

@@ -1,0 +1,211 @@
+package consumer
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+	"github.com/cdc-relay/cdc-relay/outbox"
+)
+
+// tenure is a claim of this process while it is relied on.
+type tenure struct {
+	held store.Held
+	// until is when the process stops to believe in it, before the row does.
+	until time.Time
+	// settling: a statement that ends it is on its way, so a renewal that does
+	// not find it means nothing.
+	settling bool
+	// lost: a renewal did not find it.
+	lost bool
+	// end ends the handler's context at until; nil before the handler runs.
+	end    *time.Timer
+	cancel context.CancelCauseFunc
+}
+
+// tenures are all claims of a process. They outlive generations of the group.
+type tenures struct {
+	lease time.Duration
+
+	mu   sync.Mutex
+	all  map[*tenure]struct{}
+	busy map[outbox.ID]int // events whose handler runs
+}
+
+func newTenures(lease time.Duration) *tenures {
+	return &tenures{lease: lease, all: map[*tenure]struct{}{}, busy: map[outbox.ID]int{}}
+}
+
+// margin is how much earlier than the row's lease a handler's context ends.
+func (ts *tenures) margin() time.Duration { return min(2*time.Second, ts.lease/3) }
+
+// add begins a tenure whose claim was asked for at a time.
+func (ts *tenures) add(held store.Held, asked time.Time) *tenure {
+	t := &tenure{held: held, until: asked.Add(ts.lease - ts.margin())}
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.all[t] = struct{}{}
+	return t
+}
+
+// remove ends tenures.
+func (ts *tenures) remove(list ...*tenure) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for _, t := range list {
+		delete(ts.all, t)
+	}
+}
+
+// run returns the context for the handler of an event, and a function to be
+// called when it has returned. t is nil without a claim.
+func (ts *tenures) run(parent context.Context, id outbox.ID, t *tenure) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.busy[id]++
+	if t != nil {
+		t.cancel = cancel
+		t.end = time.AfterFunc(time.Until(t.until), func() { cancel(ErrClaimLost) })
+	}
+	return ctx, func() {
+		ts.mu.Lock()
+		defer ts.mu.Unlock()
+		if t != nil {
+			t.end.Stop()
+			t.end, t.cancel = nil, nil
+		}
+		cancel(nil)
+		if ts.busy[id]--; ts.busy[id] == 0 {
+			delete(ts.busy, id)
+		}
+	}
+}
+
+// standing says whether a handler may start under t: usable while it is
+// believed in, lost when somebody else has the event. Neither means that its
+// renewal is overdue, as while the database is away.
+func (ts *tenures) standing(t *tenure) (usable, lost bool) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return !t.lost && time.Now().Before(t.until), t.lost
+}
+
+// runs reports whether a handler of the event runs in this process.
+func (ts *tenures) runs(id outbox.ID) bool {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return ts.busy[id] > 0
+}
+
+// settle marks tenures whose end is being written.
+func (ts *tenures) settle(list ...*tenure) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for _, t := range list {
+		t.settling = true
+	}
+}
+
+// lasting returns the latest time until which one of these is believed in.
+func (ts *tenures) lasting(list []*tenure) time.Time {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	var last time.Time
+	for _, t := range list {
+		if t.until.After(last) {
+			last = t.until
+		}
+	}
+	return last
+}
+
+// list returns all tenures.
+func (ts *tenures) list() []*tenure {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	list := make([]*tenure, 0, len(ts.all))
+	for t := range ts.all {
+		list = append(list, t)
+	}
+	return list
+}
+
+// renewed extends those of list that are alive, by a statement sent at a time,
+// ends the others, and returns how many of each.
+func (ts *tenures) renewed(list []*tenure, alive []store.Held, sent time.Time) (renewed, lost int) {
+	type claim struct {
+		id         outbox.ID
+		generation int32
+	}
+	known := make(map[claim]bool, len(alive))
+	for _, h := range alive {
+		known[claim{h.EventID, h.Generation}] = true
+	}
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for _, t := range list {
+		if _, still := ts.all[t]; !still || t.settling {
+			continue
+		}
+		if !known[claim{t.held.EventID, t.held.Generation}] {
+			delete(ts.all, t)
+			t.lost = true
+			if lost++; t.cancel != nil {
+				t.cancel(ErrClaimLost)
+			}
+			continue
+		}
+		renewed++
+		t.until = sent.Add(ts.lease - ts.margin())
+		if t.end != nil {
+			t.end.Reset(time.Until(t.until))
+		}
+	}
+	return renewed, lost
+}
+
+// renewChunk is how many claims one statement renews.
+const renewChunk = 1000
+
+// renew renews all claims every third of the lease until ctx ends.
+func (c *Consumer) renew(ctx context.Context) {
+	tick := time.NewTicker(c.opt.lease / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for list := c.tenures.list(); len(list) > 0; {
+			n := min(renewChunk, len(list))
+			c.renewSome(ctx, list[:n])
+			list = list[n:]
+		}
+	}
+}
+
+func (c *Consumer) renewSome(ctx context.Context, list []*tenure) {
+	held := make([]store.Held, len(list))
+	for i, t := range list {
+		held[i] = t.held
+	}
+	sent := time.Now()
+	alive, err := c.memory.Renew(ctx, held)
+	if err != nil {
+		c.opt.observer.Renewed(false, len(list))
+		c.trouble(ctx, err)
+		return
+	}
+	renewed, lost := c.tenures.renewed(list, alive, sent)
+	c.opt.observer.Renewed(true, renewed)
+	if lost > 0 {
+		c.opt.observer.Renewed(false, lost)
+		for range lost {
+			c.opt.observer.ClaimLost()
+		}
+		c.log.Warn("claims are lost: their leases ran out", "claims", lost)
+	}
+}

@@ -1,0 +1,125 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+)
+
+// transacting is the engine of handlers whose effect is in the transaction of
+// their receipt. There are no claims: who inserts the receipt second waits for
+// the first.
+type transacting struct {
+	*Consumer
+	receipts *store.Receipts
+	pool     *pgxpool.Pool // the application's own
+	handler  TxHandler
+}
+
+// acquire leaves out what has its outcome, or is to wait.
+func (t transacting) acquire(ctx context.Context, items []*item) {
+	if err := t.explain(ctx, items, t.decide); err != nil {
+		t.putOff(ctx, items, err)
+	}
+}
+
+func (t transacting) decide(ctx context.Context, it *item, s store.State) error {
+	if s.Kind == store.Missing || s.Kind == store.Free {
+		it.then, it.tries = ready, 0
+		return nil
+	}
+	return t.Consumer.decide(ctx, it, s)
+}
+
+// attempt handles an event and commits its effect with its receipt.
+func (t transacting) attempt(ctx context.Context, it *item) outcome {
+	tx, err := t.pool.Begin(ctx)
+	if err != nil {
+		return t.unsure(ctx, it, err)
+	}
+	defer func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer cancel()
+		tx.Rollback(ending) // of what is not committed; a lost connection does it too
+	}()
+	attempts, _, first, err := t.receipts.Insert(ctx, tx, it.ev.ID)
+	switch {
+	case err != nil:
+		return t.unsure(ctx, it, err)
+	case !first:
+		return outcome{end: put, delay: soon}
+	}
+	it.ev.Attempt = attempts + 1
+	handle := t.wrap(func(ctx context.Context, ev *Event) error { return t.handler(ctx, tx, ev) })
+	if err := t.call(ctx, handle, it.ev); err != nil {
+		return t.judge(ctx, it, err)
+	}
+	return t.commit(ctx, it, tx)
+}
+
+// rollbackTimeout bounds how long the end of a failed transaction is waited for.
+const rollbackTimeout = 5 * time.Second
+
+func (t transacting) commit(ctx context.Context, it *item, tx pgx.Tx) outcome {
+	err := tx.Commit(ctx)
+	var refused *pgconn.PgError
+	switch {
+	case err == nil:
+		return outcome{end: succeed, counted: Consumed}
+	case errors.As(err, &refused) || errors.Is(err, pgx.ErrTxCommitRollback):
+		return t.again(it, store.CodeSystem, "the transaction of the effect could not be committed", err)
+	default:
+		return t.unsure(ctx, it, err) // the receipt tells whether it was
+	}
+}
+
+// unsure is for a database that did not answer: nothing is known, nothing can
+// be recorded.
+func (t transacting) unsure(ctx context.Context, it *item, err error) outcome {
+	t.trouble(ctx, err)
+	it.look(databaseTrouble)
+	return outcome{end: put, delay: backoff(databaseFirst, databaseLast, it.tries)}
+}
+
+// settle records failures beside the transaction that was rolled back.
+func (t transacting) settle(ctx context.Context, items []*item) {
+	for _, it := range items {
+		o := it.out
+		var (
+			ok  = true
+			err error
+		)
+		switch o.end {
+		case put, handBack:
+			it.wait(o.delay, "")
+			if it.tries > 0 {
+				it.reason = WaitingDatabase
+			}
+			continue
+		case fail:
+			ok, err = t.receipts.RecordFailure(ctx, it.ev.ID, o.code, o.message)
+		case release:
+			ok, err = t.receipts.RecordDelay(ctx, it.ev.ID, o.delay, o.code, o.message)
+		}
+		switch {
+		case err != nil:
+			t.trouble(ctx, err)
+			it.look(databaseTrouble)
+			it.wait(backoff(databaseFirst, databaseLast, it.tries), WaitingDatabase)
+		case !ok: // somebody else has recorded an outcome
+			it.wait(0, "")
+		case o.end == release:
+			t.opt.observer.Records(it.rec.Topic, o.counted, 1)
+			it.wait(o.delay, WaitingDelay)
+		default:
+			it.then = done
+			t.opt.observer.Records(it.rec.Topic, o.counted, 1)
+		}
+	}
+}
