@@ -75,8 +75,8 @@ var table = map[string][]string{
 
 	// public: applications import these, so they stay light
 	"outbox":                  {pgx},
-	"consumer":                {"consumer/internal", "outbox", pgx, kafkaGo},
-	"consumer/internal/store": {"outbox", pgx},
+	"consumer":                {"consumer/internal", "consumer/tables", "outbox", pgx, kafkaGo},
+	"consumer/internal/store": {"consumer/tables", "outbox", pgx},
 	"consumer/internal/group": {kafkaGo},
 	"consumer/tables":         {}, // what the kit needs in a database, for its users and for migrations
 	"migrations":              {"consumer/tables", "internal/fault", "internal/pg", pgx, goose},

@@ -1,0 +1,98 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/cdc-relay/cdc-relay/outbox"
+)
+
+// Purge says which receipts to remove.
+type Purge struct {
+	Table   string // qualified and quoted
+	Purpose string // empty: all
+	// OlderThan is the age above which they go. Horizon is the age up to which
+	// records can come again: OlderThan must not be below it.
+	OlderThan, Horizon time.Duration
+	// Page is how many are looked at in one transaction, Pause the time between
+	// two.
+	Page  int
+	Pause time.Duration
+}
+
+// purgePage looks at a page of old receipts behind a position, in order of
+// their age, and removes those that are done or waived. One that is locked stays
+// for the next purge.
+const purgePage = `
+WITH page AS MATERIALIZED (
+  SELECT created_at, event_id, purpose FROM {table}
+   WHERE created_at < statement_timestamp() - $1::bigint * interval '1 us' AND ($2::text = '' OR purpose = $2::text)
+     AND created_at >= $3::timestamptz
+     AND (created_at, event_id, purpose) > ($3::timestamptz, $4::uuid, $5::text)
+   ORDER BY created_at, event_id, purpose LIMIT $6::int),
+dead AS MATERIALIZED (
+  SELECT r.event_id, r.purpose FROM {table} r JOIN page ON r.event_id = page.event_id AND r.purpose = page.purpose
+   WHERE r.status = 4 OR r.status = 3 AND r.finished_at IS NOT NULL
+     FOR UPDATE OF r SKIP LOCKED),
+gone AS (
+  DELETE FROM {table} r USING dead WHERE r.event_id = dead.event_id AND r.purpose = dead.purpose RETURNING 1)
+SELECT created_at, event_id, purpose, (SELECT count(*) FROM gone)
+  FROM page ORDER BY created_at DESC, event_id DESC, purpose DESC LIMIT 1`
+
+// Run removes them, a page a transaction, and returns how many. After an error
+// it can be repeated.
+func (p Purge) Run(ctx context.Context, db DB) (deleted int64, err error) {
+	if err := p.check(); err != nil {
+		return 0, err
+	}
+	sql := strings.ReplaceAll(purgePage, "{table}", p.Table)
+	var (
+		at      = pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true} // the position
+		event   outbox.ID
+		purpose string
+	)
+	for {
+		var n int64
+		err := db.QueryRow(ctx, sql, micros(p.OlderThan), p.Purpose, at, uuid(event), purpose, p.Page).Scan(&at, &event, &purpose, &n)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return deleted, nil
+		}
+		if err != nil {
+			return deleted, fmt.Errorf("purging receipts: %w", err)
+		}
+		deleted += n
+		if err := pause(ctx, p.Pause); err != nil {
+			return deleted, fmt.Errorf("purging receipts: %w", err)
+		}
+	}
+}
+
+func (p Purge) check() error {
+	switch {
+	case p.Horizon <= 0:
+		return errors.New("purging receipts: no horizon: say for how long records can come again, at least the retention of the topics")
+	case p.OlderThan < p.Horizon:
+		return fmt.Errorf("purging receipts older than %v: refused, as records up to %v old can come again and would look new: "+
+			"purge what is older than that, or lower the horizon of the consumers first", p.OlderThan, p.Horizon)
+	case p.Page < 1:
+		return errors.New("purging receipts: a page is at least 1")
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}
