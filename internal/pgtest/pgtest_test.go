@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -86,5 +87,35 @@ func TestReplica(t *testing.T) {
 			t.Errorf("PostgreSQL %d: %d rows, WAL file %s, %v; want 2 on timeline 2", version, rows, file, err)
 		}
 		conn.Close(context.Background())
+	}
+}
+
+func TestBackup(t *testing.T) {
+	t.Parallel()
+	for _, version := range pgtest.Versions {
+		original := pgtest.StartCluster(t, version, "archive_mode = on")
+		db := original.New(t)
+		conn := db.Conn(t)
+		count := func(conn *pgx.Conn) (rows int, file string) {
+			if err := conn.QueryRow(t.Context(), "SELECT count(*), pg_walfile_name(pg_current_wal_lsn()) FROM t").Scan(&rows, &file); err != nil {
+				t.Fatalf("PostgreSQL %d: %v", version, err)
+			}
+			return rows, file
+		}
+		db.Exec(t, "CREATE TABLE t (i int); INSERT INTO t VALUES (1)")
+		backup := original.TakeBackup(t)
+		db.Exec(t, "INSERT INTO t VALUES (2)")
+		var then time.Time
+		if err := conn.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&then); err != nil {
+			t.Fatal(err)
+		}
+		db.Exec(t, "INSERT INTO t VALUES (3)")
+		copied := &pgtest.DB{DSN: backup.Recover(t, then).DSN(db.Name)}
+		if rows, file := count(copied.Conn(t)); rows != 2 || !strings.HasPrefix(file, "00000002") {
+			t.Errorf("PostgreSQL %d: %d rows, WAL file %s; want 2 on timeline 2", version, rows, file)
+		}
+		if rows, file := count(conn); rows != 3 || !strings.HasPrefix(file, "00000001") {
+			t.Errorf("PostgreSQL %d: the original has %d rows, WAL file %s; want 3 on timeline 1", version, rows, file)
+		}
 	}
 }

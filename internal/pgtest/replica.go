@@ -23,22 +23,11 @@ const replicaSlot = "replica"
 // test.
 func (c *Cluster) StartReplica(t testing.TB, settings ...string) *Cluster {
 	t.Helper()
+	execSQL(t, c.DSN("postgres"), "SELECT pg_create_physical_replication_slot('"+replicaSlot+"', true)")
 	r := newCluster(t, c.Version)
-	conn := connect(t, c.DSN("postgres"))
-	defer conn.Close(context.Background())
-	query := func(sql string) (text string) {
-		if err := conn.QueryRow(t.Context(), sql).Scan(&text); err != nil {
-			t.Fatalf("copying the cluster: %s: %v", sql, err)
-		}
-		return text
-	}
-	query("SELECT pg_create_physical_replication_slot('" + replicaSlot + "', true)::text")
-	query("SELECT pg_backup_start('replica', true)::text")
-	r.copyFiles(t, c.Dir)
-	r.writeFile(t, "backup_label", query("SELECT labelfile FROM pg_backup_stop(false)"))
+	r.copyOf(t, c)
 	r.writeFile(t, "standby.signal", "")
 	r.Configure(t, append([]string{
-		fmt.Sprintf("port = %d", r.Port),
 		fmt.Sprintf("primary_conninfo = 'host=127.0.0.1 port=%d user=postgres dbname=postgres application_name=%s'", c.Port, replicaSlot),
 		"primary_slot_name = '" + replicaSlot + "'",
 	}, settings...)...)
@@ -73,6 +62,23 @@ func (c *Cluster) WaitReplica(t testing.TB) {
 func (c *Cluster) Promote(t testing.TB) {
 	t.Helper()
 	execSQL(t, c.DSN("postgres"), "SELECT pg_promote(true, 60)")
+}
+
+// copyOf makes this cluster's data folder a base backup of a running server.
+func (c *Cluster) copyOf(t testing.TB, from *Cluster) {
+	t.Helper()
+	conn := connect(t, from.DSN("postgres"))
+	defer conn.Close(context.Background())
+	query := func(sql string) (text string) {
+		if err := conn.QueryRow(t.Context(), sql).Scan(&text); err != nil {
+			t.Fatalf("copying the cluster: %s: %v", sql, err)
+		}
+		return text
+	}
+	query("SELECT pg_backup_start('pgtest', true)::text")
+	c.copyFiles(t, from.Dir)
+	c.writeFile(t, "backup_label", query("SELECT labelfile FROM pg_backup_stop(false)"))
+	c.Configure(t, fmt.Sprintf("port = %d", c.Port))
 }
 
 // copyFiles copies the data folder of a running server, without what belongs
