@@ -96,8 +96,13 @@ func (c Consumption) durable(d Delivery) bool {
 	return o.Status == Consumed || o.Status == Failed && !o.Unpublished
 }
 
-// open looks at each memory: none may be without an end.
+// open looks at each memory and each record: none may be without an end.
 func (c Consumption) open() (problems []Problem) {
+	for _, d := range c.Deliveries {
+		if _, known := c.Outcomes[d.EventID]; !known && !c.durable(d) && !c.Open[d.EventID] {
+			problems = append(problems, problem(Unresolved, "%s of event %x has no outcome", d.Place, d.EventID))
+		}
+	}
 	for id, o := range c.Outcomes {
 		switch {
 		case o.Status == Consuming && o.LeaseOver:

@@ -18,6 +18,8 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+
+	"github.com/cdc-relay/cdc-relay/e2e/consumerproc"
 )
 
 // Build is a way to compile the relay.
@@ -70,8 +72,12 @@ func compile(flags ...string) (string, error) {
 // their time they wait for servers, clocks and time-outs.
 const lanes = "5"
 
-// Main is the TestMain of packages that use this one.
+// Main is the TestMain of packages that use this one. A consumer under test is
+// this same program.
 func Main(m *testing.M) {
+	if consumerproc.Asked() {
+		os.Exit(consumerproc.Main())
+	}
 	flag.Parse()
 	if flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
 		if err := flag.Set("test.parallel", lanes); err != nil {

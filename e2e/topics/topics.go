@@ -28,7 +28,7 @@ type Admin struct {
 
 // NewAdmin makes a client; it connects when it is used. Close it.
 func NewAdmin(brokers ...string) (*Admin, error) {
-	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...))
+	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	if err != nil {
 		return nil, fmt.Errorf("making a Kafka client: %w", err)
 	}
@@ -115,40 +115,50 @@ func (a *Admin) set(ctx context.Context, topic, name, value string) error {
 // Read returns all records that the topics hold when it is called, those of a
 // partition in the order of the log.
 func (a *Admin) Read(ctx context.Context, names ...string) ([]check.Record, error) {
+	var records []check.Record
+	err := a.each(ctx, names, func(r *kgo.Record) error {
+		rec, err := Parse(r)
+		records = append(records, rec)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return records, nil
+}
+
+// each calls f for all records that the topics hold when it is called, those of
+// a partition in the order of the log, until f fails.
+func (a *Admin) each(ctx context.Context, names []string, f func(*kgo.Record) error) error {
 	from, to, todo, err := a.bounds(ctx, names)
 	if err != nil || todo == 0 {
-		return nil, err
+		return err
 	}
 	client, err := kgo.NewClient(kgo.SeedBrokers(a.brokers...), kgo.ConsumePartitions(from), kgo.FetchMaxBytes(64<<20))
 	if err != nil {
-		return nil, fmt.Errorf("making a Kafka client: %w", err)
+		return fmt.Errorf("making a Kafka client: %w", err)
 	}
 	defer client.Close()
-	var records []check.Record
 	for todo > 0 {
 		fetches := client.PollFetches(ctx)
 		if err := fetches.Err(); err != nil {
-			return nil, fmt.Errorf("reading topics %v: %w", names, err)
+			return fmt.Errorf("reading topics %v: %w", names, err)
 		}
 		fetches.EachRecord(func(r *kgo.Record) {
 			end := to[r.Topic][r.Partition]
-			if r.Offset >= end {
+			if err != nil || r.Offset >= end {
 				return
 			}
 			if r.Offset == end-1 {
 				todo--
 			}
-			rec, recErr := Parse(r)
-			if recErr != nil && err == nil {
-				err = recErr
-			}
-			records = append(records, rec)
+			err = f(r)
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return records, nil
+	return nil
 }
 
 // bounds lists the partitions that hold something: where they begin and end.

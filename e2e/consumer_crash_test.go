@@ -1,0 +1,227 @@
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cdc-relay/cdc-relay/e2e/check"
+	"github.com/cdc-relay/cdc-relay/e2e/consumerbed"
+	"github.com/cdc-relay/cdc-relay/e2e/consumerproc"
+	"github.com/cdc-relay/cdc-relay/examples/notification/provider"
+	"github.com/cdc-relay/cdc-relay/internal/pgtest"
+)
+
+// eachClaim runs a test in both modes in which events are claimed.
+func eachClaim(t *testing.T, test func(t *testing.T, mode consumerproc.Mode)) {
+	t.Helper()
+	for _, mode := range []consumerproc.Mode{consumerproc.Shared, consumerproc.Receipts} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			test(t, mode)
+		})
+	}
+}
+
+// untouched is what is known of an event that nobody has claimed.
+func untouched(mode consumerproc.Mode) consumerbed.Facts {
+	if mode == consumerproc.Shared {
+		return consumerbed.Facts{Status: check.Sent}
+	}
+	return consumerbed.Facts{Status: consumerbed.NoReceipt}
+}
+
+// inPartitions are n events, each in a partition of its own.
+func inPartitions(n int) []consumerbed.Spec {
+	specs := make([]consumerbed.Spec, n)
+	for i := range specs {
+		specs[i].Partition = i
+	}
+	return specs
+}
+
+// TestConsumerKilledAtEachStep kills a consumer that is at five different steps
+// with the events of five partitions.
+func TestConsumerKilledAtEachStep(t *testing.T) {
+	t.Parallel()
+	eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
+		pgtest.Each(t, func(t *testing.T, db *pgtest.DB) { killedAtEachStep(t, mode, db) })
+	})
+}
+
+func killedAtEachStep(t *testing.T, mode consumerproc.Mode, db *pgtest.DB) {
+	b := consumerbed.New(t, consumerbed.Options{DB: db, Partitions: 5, Consumer: consumerproc.Config{Mode: mode}})
+	events := b.Insert(inPartitions(5)...)
+	unclaimed, claimed, called, answered, finished := &events[0], &events[1], &events[2], &events[3], &events[4]
+	lock := b.Lock(*unclaimed)
+	atCall, atAnswer, atEnd := b.Hold(consumerproc.Call, *claimed), b.Hold(consumerproc.Received, *answered), b.Hold(consumerproc.Received, *finished)
+	b.Faults(provider.Fault{Match: called.ID.String(), Times: 1, Do: provider.AcceptHang})
+	b.Publish(events)
+
+	first := b.Start()
+	lock.Wait("claim_generation")
+	atCall.Wait()
+	atAnswer.Wait()
+	b.WaitAccepted(*called, 1)
+	atEnd.Wait()
+	end := b.Lock(*finished)
+	atEnd.Release(consumerproc.GoOn)
+	end.Wait("finished_at")
+	first.Freeze()
+	end.Release() // so the outcome is recorded, and nobody gets to know
+	b.WaitStatus(check.Consumed, *finished)
+	lock.Refuse()
+	first.Kill()
+	lock.Release()
+
+	b.Want("killed before the claim", *unclaimed, untouched(mode))
+	b.Want("killed after the claim", *claimed, consumerbed.Facts{Status: check.Consuming, Generation: 1})
+	b.Want("killed while the provider has the request", *called, consumerbed.Facts{Status: check.Consuming, Generation: 1, Accepted: 1})
+	b.Want("killed after the response", *answered, consumerbed.Facts{Status: check.Consuming, Generation: 1, Accepted: 1, Received: 1})
+	b.Want("killed after the outcome", *finished, consumerbed.Facts{Status: check.Consumed, Generation: 1, Accepted: 1, Received: 1})
+	for _, ev := range events {
+		b.WantStays("after the kill", ev)
+	}
+
+	second := b.Start()
+	b.Finish(consumerbed.Arranged{})
+	again := consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1}
+	b.Want("killed before the claim", *unclaimed, consumerbed.Facts{Status: check.Consumed, Generation: 1, Accepted: 1, Received: 1})
+	b.Want("killed after the claim", *claimed, again.With(1, 1))
+	b.Want("killed while the provider has the request", *called, again.With(2, 1))
+	b.Want("killed after the response", *answered, again.With(2, 2))
+	b.Want("killed after the outcome", *finished, consumerbed.Facts{Status: check.Consumed, Generation: 1, Accepted: 1, Received: 1})
+	second.WantRecords(consumerbed.Counts{"consumed": 4, "duplicate": 1})
+}
+
+// TestTransactionKilled: an effect in the database and its receipt are there
+// together, or neither is.
+func TestTransactionKilled(t *testing.T) {
+	t.Parallel()
+	b := consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: consumerproc.Config{Mode: consumerproc.Transaction}})
+	// A commit with this event's effect waits until the test lets it go on.
+	events := b.Insert(inPartitions(2)...)
+	inside, committed := &events[0], &events[1]
+	b.Exec(`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); RETURN NULL; END $$`)
+	b.Exec(`CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON public.effect DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW WHEN (NEW.event_id = '` + committed.ID.String() + `') EXECUTE FUNCTION wait()`)
+	holder := b.DB.Conn(t)
+	exec(t, holder, `SELECT pg_advisory_lock(4711)`)
+	held := b.Hold(consumerproc.Started, *inside)
+	b.Publish(events)
+
+	first := b.Start()
+	held.Wait()
+	b.Wait("a commit to wait", func() bool {
+		return b.Count(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`) > 0
+	})
+	first.Freeze()
+	exec(t, holder, `SELECT pg_advisory_unlock(4711)`)
+	b.WaitStatus(check.Consumed, *committed)
+	first.Kill()
+	b.Want("killed inside the transaction", *inside, consumerbed.Facts{Status: consumerbed.NoReceipt})
+	b.Want("killed after the commit", *committed, consumerbed.Facts{Status: check.Consumed})
+	b.WantStays("killed after the commit", *committed)
+
+	second := b.Start()
+	b.Finish(consumerbed.Arranged{}) // one effect each
+	second.WantRecords(consumerbed.Counts{"consumed": 1, "duplicate": 1})
+}
+
+// TestDelayOutlivesItsConsumer: the delay of a failed attempt is on the row, or
+// the receipt, and honoured by the next process.
+func TestDelayOutlivesItsConsumer(t *testing.T) {
+	t.Parallel()
+	eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
+		b := consumerbed.New(t, consumerbed.Options{Consumer: consumerproc.Config{Mode: mode, RetryBase: 4 * time.Second}})
+		events := b.Insert(consumerbed.Spec{})
+		ev := &events[0]
+		b.Order(consumerproc.Started, *ev, 1, consumerproc.FailLater)
+		next := b.Hold(consumerproc.Started, *ev)
+		b.Publish(events)
+		first := b.Start()
+		b.WaitStatus(check.Sent, *ev)
+		b.Wait("the failure", func() bool { return b.Facts(*ev).Attempts == 1 })
+		first.Kill()
+		b.Want("killed while the delay runs", *ev, consumerbed.Facts{Status: check.Sent, Generation: 1, Attempts: 1, Code: "CONSUMER_SYSTEM"})
+
+		b.Start()
+		next.Wait()
+		if !b.DelayOver(*ev) {
+			t.Error("the next attempt began before next_attempt_at")
+		}
+		b.WantStays("before the next attempt", *ev)
+		next.Release(consumerproc.GoOn)
+		b.Finish(consumerbed.Arranged{})
+		b.Want("after the delay", *ev, consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1, Accepted: 1, Received: 1})
+	})
+}
+
+// TestEventThatKillsItsConsumer: a handler that panics is tried again; an event
+// whose process dies each time is FAILED at the fifth time.
+func TestEventThatKillsItsConsumer(t *testing.T) {
+	t.Parallel()
+	eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
+		const limit = 5 // the kit's default
+		b := consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: consumerproc.Config{Mode: mode, RetryBase: 100 * time.Millisecond}})
+		events := b.Insert(inPartitions(2)...)
+		panics, kills := &events[0], &events[1]
+		panicking := b.Order(consumerproc.Started, *panics, -1, consumerproc.Panic)
+		waits := b.Hold(consumerproc.Started, *kills)
+		b.Order(consumerproc.Started, *kills, -1, consumerproc.Die)
+		b.Publish(events)
+
+		p := b.Start()
+		waits.Wait()
+		b.Wait("several panics", func() bool { return b.Facts(*panics).Attempts > 2 })
+		if got := b.Facts(*panics).Code; got != "CONSUMER_PANIC" {
+			t.Errorf("after panics the code is %q", got)
+		}
+		b.WantStays("after panics", *panics)
+		waits.Release(consumerproc.Die)
+		for n := 1; n < limit; n++ {
+			p.WaitDeath()
+			b.WantStays("after a death", *kills)
+			p = b.Start()
+		}
+		p.WaitDeath()
+		panicking.Lift()
+		b.Start()
+		b.Finish(consumerbed.Arranged{Failed: consumerbed.Codes{kills.ID: "CONSUMER_ABANDONED"}})
+		b.Want("killed each time", *kills, consumerbed.Facts{Status: check.Failed, Generation: limit + 1, Attempts: limit, Code: "CONSUMER_ABANDONED"})
+		if n := len(b.Steps(consumerproc.Started, *kills)); n != limit {
+			t.Errorf("%d attempts, want %d", n, limit)
+		}
+	})
+}
+
+// TestSlowEventAmongFinishedOnes: an offset stays before the first record
+// without an outcome; what was finished beyond it is not done again.
+func TestSlowEventAmongFinishedOnes(t *testing.T) {
+	t.Parallel()
+	const slow, all = 5, 10
+	b := consumerbed.New(t, consumerbed.Options{Consumer: consumerproc.Config{Concurrency: 5}})
+	events := b.Insert(make([]consumerbed.Spec, all)...)
+	held := b.Hold(consumerproc.Call, events[slow])
+	b.Publish(events)
+	p := b.Start()
+	held.Wait()
+	for i, ev := range events {
+		if i != slow {
+			b.WaitStatus(check.Consumed, ev)
+		}
+	}
+	b.Wait("the offset of the slow event", func() bool { return b.Committed(b.Partition(0)) == slow })
+	p.Kill()
+
+	p = b.Start()
+	b.Finish(consumerbed.Arranged{})
+	for i, ev := range events {
+		want := consumerbed.Facts{Status: check.Consumed, Generation: 1, Accepted: 1, Received: 1}
+		if i == slow {
+			want.Generation, want.Attempts = 2, 1
+		}
+		b.Want("event "+ev.Key, ev, want)
+	}
+	p.WantRecords(consumerbed.Counts{"consumed": 1, "duplicate": all - slow - 1})
+}

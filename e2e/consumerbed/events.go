@@ -1,0 +1,151 @@
+package consumerbed
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/cdc-relay/cdc-relay/consumer/tables"
+	"github.com/cdc-relay/cdc-relay/e2e/check"
+	"github.com/cdc-relay/cdc-relay/outbox"
+)
+
+// Event is an event of a test.
+type Event struct {
+	RowID   int64
+	ID      outbox.ID
+	Key     string // the aggregate's id
+	Payload []byte
+	check.Place
+}
+
+// Spec says what event to make.
+type Spec struct {
+	Partition int
+	Key       string // of the record; "k" and the number of the event if empty
+	Payload   string // a small object if empty
+	// Unsent rows are READY: the relay's write-back has not come yet.
+	Unsent bool
+}
+
+// Put makes events as the relay leaves them: a row that is SENT, and its record.
+func (b *Bed) Put(specs ...Spec) []Event {
+	b.t.Helper()
+	events := b.Insert(specs...)
+	b.Publish(events)
+	return events
+}
+
+// PutOne is Put for one event.
+func (b *Bed) PutOne(spec Spec) Event {
+	b.t.Helper()
+	return b.Put(spec)[0]
+}
+
+// Insert makes the rows alone.
+func (b *Bed) Insert(specs ...Spec) []Event {
+	b.t.Helper()
+	events := make([]Event, len(specs))
+	ids, keys, payloads, sent := make([]outbox.ID, len(specs)), make([]string, len(specs)), make([][]byte, len(specs)), make([]bool, len(specs))
+	for i, s := range specs {
+		e := &events[i]
+		e.ID, e.Key, e.Payload = outbox.NewID(), orElse(s.Key, fmt.Sprintf("k%d", i)), []byte(orElse(s.Payload, fmt.Sprintf(`{"to":"reader-%d"}`, i)))
+		e.Place = check.Place{PartitionName: b.Partition(s.Partition), Offset: -1}
+		ids[i], keys[i], payloads[i], sent[i] = e.ID, e.Key, e.Payload, !s.Unsent
+	}
+	rowIDs := scan(b, pgx.RowTo[int64], `INSERT INTO public.outbox (event_id, aggregate_type, aggregate_id, event_type, payload, send_status, sent_at)
+		SELECT id, 'user', key, 'user.registered', payload, CASE WHEN sent THEN 2 ELSE 0 END, CASE WHEN sent THEN clock_timestamp() END
+		FROM unnest($1::uuid[], $2::text[], $3::bytea[], $4::bool[]) v(id, key, payload, sent) RETURNING id`, ids, keys, payloads, sent)
+	for i, id := range rowIDs {
+		events[i].RowID = id
+	}
+	return events
+}
+
+// Publish makes a record of each event and notes its place.
+func (b *Bed) Publish(events []Event) {
+	b.t.Helper()
+	records := make([]*kgo.Record, len(events))
+	for i, e := range events {
+		records[i] = e.Record()
+	}
+	b.Produce(records...)
+	for i := range events {
+		events[i].Offset = records[i].Offset
+	}
+}
+
+// Produce appends records of the test's own making.
+func (b *Bed) Produce(records ...*kgo.Record) {
+	b.t.Helper()
+	if err := b.Admin.Produce(b.t.Context(), records...); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// Place is where a record lies that was produced.
+func (b *Bed) Place(r *kgo.Record) check.Place {
+	return check.Place{PartitionName: check.PartitionName{Topic: r.Topic, Number: r.Partition}, Offset: r.Offset}
+}
+
+// WantStored compares a record with what the quarantine has of it.
+func (b *Bed) WantStored(what string, r *kgo.Record) {
+	b.t.Helper()
+	type stored struct {
+		Key, Value []byte
+		Headers    []tables.Header
+		Seen       int
+	}
+	want := stored{Key: r.Key, Value: r.Value, Headers: make([]tables.Header, len(r.Headers)), Seen: 1}
+	for i, h := range r.Headers {
+		want.Headers[i] = tables.Header{Name: h.Key, Value: h.Value}
+	}
+	var got stored
+	for _, s := range scan(b, func(row pgx.CollectableRow) (s stored, err error) {
+		var packed []byte
+		if err := row.Scan(&s.Key, &s.Value, &packed, &s.Seen); err != nil {
+			return s, err
+		}
+		s.Headers, err = tables.DecodeHeaders(packed)
+		return s, err
+	}, `SELECT record_key, record_value, record_headers, seen FROM public.outbox_quarantine WHERE topic = $1 AND partition = $2 AND "offset" = $3`,
+		r.Topic, r.Partition, r.Offset) {
+		got = s
+	}
+	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
+		b.t.Errorf("%s in the quarantine (-want +got):\n%s", what, d)
+	}
+}
+
+// Record is the record of an event in the form of cloudevents, with the headers
+// that package record of the relay's sink writes, in its order.
+func (e Event) Record() *kgo.Record {
+	return &kgo.Record{
+		Topic: e.Topic, Partition: e.Number, Key: []byte(e.Key), Value: e.Payload, Timestamp: time.Now(),
+		Headers: headers(
+			"ce_specversion", "1.0", "ce_id", e.ID.String(), "ce_source", "/e2e", "ce_type", "user.registered", "ce_subject", e.Key,
+			"ce_time", time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"), "content-type", "application/json", "ce_aggregatetype", "user",
+			"cdcr-id", strconv.FormatInt(e.RowID, 10), "cdcr-attempt", "1"),
+	}
+}
+
+func headers(pairs ...string) (all []kgo.RecordHeader) {
+	for pair := range slices.Chunk(pairs, 2) {
+		all = append(all, kgo.RecordHeader{Key: pair[0], Value: []byte(pair[1])})
+	}
+	return all
+}
+
+// SetHeader replaces a header of a record, or removes it if there are no values.
+func SetHeader(r *kgo.Record, name string, values ...string) {
+	r.Headers = slices.DeleteFunc(r.Headers, func(h kgo.RecordHeader) bool { return h.Key == name })
+	for _, v := range values {
+		r.Headers = append(r.Headers, headers(name, v)...)
+	}
+}
