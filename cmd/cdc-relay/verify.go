@@ -38,7 +38,8 @@ func (a *app) verifyCommand() *cobra.Command {
 			"dealing with is looked at again, for at most --wait.\n" +
 			"Rows are walked over from the newest on, --limit of them; the filter's conditions apply\n" +
 			"to rows, never to the slot.\n" +
-			"Exit code 0: fine. 3: something was found. 1: could not look.",
+			"Exit code 0: fine, though something may be worth a look. 3: something is wrong. 1: could\n" +
+			"not look.",
 		Args: cobra.NoArgs,
 	}
 	flags := verifyFlags{filter: addFilter(cmd, verifyLimit)}
@@ -73,7 +74,7 @@ func (a *app) verify(cmd *cobra.Command, flags verifyFlags) error {
 		if err := a.printVerified(answer); err != nil || answer.Fine {
 			return err
 		}
-		return &exitError{exitFindings, errors.New("verify found " + answer.found())}
+		return &exitError{exitFindings, errors.New("verify found " + answer.found(false))}
 	})
 }
 
@@ -114,12 +115,13 @@ type verifyAnswer struct {
 	Notes    []string       `json:"notes"`
 }
 
-// findingItem is one thing that is not as it must be.
+// findingItem is one thing that is not as it must be, or may not be.
 type findingItem struct {
 	Finding string  `json:"finding"`
 	Count   int64   `json:"count"`
-	IDs     []int64 `json:"ids"`   // some of the rows
-	Check   string  `json:"check"` // the id that doctor and blocked use, "" if there is none
+	IDs     []int64 `json:"ids"`    // some of the rows
+	Lesser  bool    `json:"lesser"` // may well be right, and does not count against fine
+	Check   string  `json:"check"`  // the id that doctor and blocked use, "" if there is none
 	Meaning string  `json:"meaning"`
 	Detail  string  `json:"detail"`
 	Next    string  `json:"next"`
@@ -154,11 +156,11 @@ type topicScanned struct {
 }
 
 func newVerifyAnswer(c *config.Config, r *operate.Report) *verifyAnswer {
-	v := &verifyAnswer{V: 1, At: r.At, Pipeline: c.Pipeline, Fine: len(r.Findings) == 0, Findings: []findingItem{}, Topics: []topicScanned{},
+	v := &verifyAnswer{V: 1, At: r.At, Pipeline: c.Pipeline, Fine: r.Fine(), Findings: []findingItem{}, Topics: []topicScanned{},
 		Rows:  rowsItem{r.Rows.Walked, r.Rows.From, r.Rows.To, positive(r.Rows.After), r.Rows.Parked, r.Rows.ParkedComplete, r.Rows.OnTheWay},
 		Notes: append([]string{}, r.Notes...)}
 	for _, f := range r.Findings {
-		v.Findings = append(v.Findings, findingItem{string(f.Name), f.Count, append([]int64{}, f.IDs...), f.Name.Check(), f.Name.Meaning(), f.Detail, f.Next})
+		v.Findings = append(v.Findings, findingItem{string(f.Name), f.Count, append([]int64{}, f.IDs...), f.Name.Lesser(), f.Name.Check(), f.Name.Meaning(), f.Detail, f.Next})
 	}
 	for _, t := range r.Topics {
 		item := topicScanned{t.Topic, t.Partitions, t.Rows, t.Records, nil, t.Removed, t.NotRead, t.Compacted, t.NotJudged, t.Doubled, t.Repetitions, t.Close, t.Purged}

@@ -14,6 +14,9 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
 
+// lesser may well be right.
+var lesser = operate.Finding{Name: operate.FoundOutOfOrder, Count: 1, IDs: []int64{8}, Next: "ask"}
+
 // reported is a report with something of everything.
 func reported() *operate.Report {
 	return &operate.Report{
@@ -21,6 +24,7 @@ func reported() *operate.Report {
 		Findings: []operate.Finding{
 			{Name: operate.FoundSlotInactive, Count: 1, Detail: "last led by relay-1", Next: "cdc-relay status"},
 			{Name: operate.FoundMissing, Count: 12, IDs: []int64{3, 5}, Next: "wait"},
+			lesser,
 		},
 		Rows: operate.RowsSeen{Walked: 100, From: 2, To: 120, After: 2, Parked: 7, OnTheWay: 4},
 		Topics: []operate.TopicSeen{
@@ -38,14 +42,17 @@ func TestVerifyText(t *testing.T) {
 		report *operate.Report
 		want   string
 	}{
-		{"everything", reported(), `FINDING        COUNT  IDS     CHECK
-slot_inactive  1      -       relay.leader
-missing        12     3 5 ..  relay.missed
+		{"everything", reported(), `FINDING                  COUNT  IDS     CHECK
+slot_inactive            1      -       relay.leader
+missing                  12     3 5 ..  relay.missed
+delayed_or_out_of_order  1      8       -
 
 slot_inactive: nobody streams from the slot: nothing is published, tried again or released, and WAL piles up (last led by relay-1)
   next: cdc-relay status
 missing: READY, not parked, and the slot is past them: the WAL will not bring them any more
   next: wait
+delayed_or_out_of_order: ` + lesser.Name.Meaning() + `
+  next: ask
 topic  a: 5 rows, 6 records in 3 partitions since 2026-01-02T02:04:05Z; older records were removed (retention); older records were not read, they are too many: give a later --since; 2 rows not judged for that; 1 events doubled, which is allowed (2 records too many); 3 events in another order than their ids, created within a minute of each other; 4 events whose rows were purged
 topic  b : 0 rows, 0 records in 1 partitions; compacted
 note   relay-1 leads and does not stream
@@ -58,6 +65,9 @@ NOT FINE: slot_inactive 1, missing 12; begin with slot_inactive
 			"topic  a: 5 rows, 5 records in 1 partitions\nrows   5, ids 1 to 9; 0 parked; 0 on their way\nFINE: nothing is missing or stuck, and the topics hold what was sent\n"},
 		{"fine as far as was looked", &operate.Report{Rows: operate.RowsSeen{Walked: 5, From: 4, To: 9, After: 4, ParkedComplete: true}},
 			"rows  5, ids 4 to 9; older ones were not looked at, go on with --after 4 or a larger --limit; 0 parked; 0 on their way\nFINE: nothing is missing or stuck, as far as was looked\n"},
+		{"fine, and something to look at", &operate.Report{Findings: []operate.Finding{lesser}, Rows: operate.RowsSeen{Walked: 5, From: 1, To: 9, ParkedComplete: true}},
+			"FINDING                  COUNT  IDS  CHECK\ndelayed_or_out_of_order  1      8    -\n\ndelayed_or_out_of_order: " + lesser.Name.Meaning() + "\n  next: ask\n" +
+				"rows  5, ids 1 to 9; 0 parked; 0 on their way\nFINE: nothing is missing or stuck; worth a look: delayed_or_out_of_order 1\n"},
 		{"an empty table", &operate.Report{Rows: operate.RowsSeen{ParkedComplete: true}}, "rows  none; 0 parked; 0 on their way\nFINE: nothing is missing or stuck\n"},
 	}
 	for _, tt := range tests {
@@ -80,8 +90,9 @@ func TestVerifyJSON(t *testing.T) {
 		want   string
 	}{
 		"everything": {reported(), `{"v":1,"at":"2026-01-02T03:04:05Z","pipeline":"shop","fine":false,"findings":[` +
-			`{"finding":"slot_inactive","count":1,"ids":[],"check":"relay.leader","meaning":"nobody streams from the slot: nothing is published, tried again or released, and WAL piles up","detail":"last led by relay-1","next":"cdc-relay status"},` +
-			`{"finding":"missing","count":12,"ids":[3,5],"check":"relay.missed","meaning":"READY, not parked, and the slot is past them: the WAL will not bring them any more","detail":"","next":"wait"}],` +
+			`{"finding":"slot_inactive","count":1,"ids":[],"lesser":false,"check":"relay.leader","meaning":"nobody streams from the slot: nothing is published, tried again or released, and WAL piles up","detail":"last led by relay-1","next":"cdc-relay status"},` +
+			`{"finding":"missing","count":12,"ids":[3,5],"lesser":false,"check":"relay.missed","meaning":"READY, not parked, and the slot is past them: the WAL will not bring them any more","detail":"","next":"wait"},` +
+			`{"finding":"delayed_or_out_of_order","count":1,"ids":[8],"lesser":true,"check":"","meaning":"` + lesser.Name.Meaning() + `","detail":"","next":"ask"}],` +
 			`"rows":{"walked":100,"from_id":2,"to_id":120,"after":2,"parked":7,"parked_complete":false,"on_the_way":4},` +
 			`"topics":[{"topic":"a","partitions":3,"rows":5,"records":6,"since":"2026-01-02T02:04:05Z","older_removed":true,"older_not_read":true,"compacted":false,"rows_not_judged":2,"doubled":1,"repetitions":2,"close_together":3,"rows_purged":4},` +
 			`{"topic":"b\u001b","partitions":1,"rows":0,"records":0,"since":null,"older_removed":false,"older_not_read":false,"compacted":true,"rows_not_judged":0,"doubled":0,"repetitions":0,"close_together":0,"rows_purged":0}],` +

@@ -111,7 +111,7 @@ func (t *topicScanned) text() string {
 // verdict is the line for somebody who reads no other.
 func (v *verifyAnswer) verdict() string {
 	if !v.Fine {
-		return fmt.Sprintf("NOT FINE: %s; begin with %s", v.found(), v.Findings[0].Finding)
+		return fmt.Sprintf("NOT FINE: %s; begin with %s", v.found(false), v.Findings[0].Finding)
 	}
 	text := "FINE: nothing is missing or stuck"
 	if len(v.Topics) > 0 {
@@ -120,14 +120,19 @@ func (v *verifyAnswer) verdict() string {
 	if v.Rows.After != nil || !v.Rows.ParkedComplete {
 		text += ", as far as was looked"
 	}
+	if len(v.Findings) > 0 {
+		text += "; worth a look: " + v.found(true)
+	}
 	return text
 }
 
-// found names the findings.
-func (v *verifyAnswer) found() string {
-	parts := make([]string, len(v.Findings))
-	for i, f := range v.Findings {
-		parts[i] = fmt.Sprintf("%s %d", f.Finding, f.Count)
+// found names the findings, the lesser ones or the others.
+func (v *verifyAnswer) found(lesser bool) string {
+	var parts []string
+	for _, f := range v.Findings {
+		if f.Lesser == lesser {
+			parts = append(parts, fmt.Sprintf("%s %d", f.Finding, f.Count))
+		}
 	}
 	return strings.Join(parts, ", ")
 }

@@ -40,7 +40,13 @@ type Report struct {
 	Notes []string
 }
 
-// Finding is one thing that is not as it must be.
+// Fine reports whether nothing is wrong: there is no finding, or lesser ones only.
+func (r *Report) Fine() bool {
+	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return !f.Name.Lesser() })
+}
+
+// Finding is one thing that is not as it must be, or, if it is a lesser one,
+// may not be.
 type Finding struct {
 	Name FindingName
 	// Count is how many rows there are, or records; 1 of what there is one of.

@@ -168,7 +168,7 @@ type scanned struct {
 	noTopic     []string
 	unreachable []int64 // rows of those
 	noRecord    []int64
-	disorder    []int64
+	late        []int64 // out of order, unless they were delayed
 	noRow       []int64
 }
 
@@ -177,7 +177,7 @@ func (v *verification) judgeTopics(s *scanned) {
 	v.found(FoundNoTopic, int64(len(s.unreachable)), sorted(s.unreachable), fmt.Sprint(s.noTopic))
 	v.foundRows(FoundNoRecord, s.noRecord)
 	v.foundRows(FoundNoRow, s.noRow)
-	v.foundRows(FoundDisorder, s.disorder)
+	v.foundRows(FoundOutOfOrder, s.late)
 }
 
 func idsOfSent(rows []sentRow) []int64 {

@@ -36,7 +36,7 @@ func (p *part) covers(r *sentRow) bool {
 	return !p.cut || known && !p.since.IsZero() && at.After(p.since.Add(slack))
 }
 
-// judgeRows finds rows without a record, and first records out of order.
+// judgeRows finds rows without a record, and first records that come late.
 func (s *topicScan) judgeRows(ctx context.Context) error {
 	type aggregate struct{ kind, id string }
 	last := make(map[aggregate]*sentRow) // with the highest first record so far
@@ -66,7 +66,7 @@ func (s *topicScan) judgeRows(ctx context.Context) error {
 		}
 	}
 	replayed, err := s.v.replayed(ctx, late)
-	s.total.disorder = append(s.total.disorder, slices.DeleteFunc(slices.Compact(sorted(late)), func(id int64) bool { return replayed[id] })...)
+	s.total.late = append(s.total.late, slices.DeleteFunc(slices.Compact(sorted(late)), func(id int64) bool { return replayed[id] })...)
 	return err
 }
 

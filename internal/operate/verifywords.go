@@ -26,14 +26,14 @@ const (
 	FoundNoTopic      FindingName = "topic_missing"
 	FoundNoRecord     FindingName = "no_record"
 	FoundNoRow        FindingName = "no_row"
-	FoundDisorder     FindingName = "disorder"
+	FoundOutOfOrder   FindingName = "delayed_or_out_of_order"
 )
 
 // worstFirst is the order of findings in a report.
 var worstFirst = []FindingName{
 	FoundOtherSystem, FoundSlotMissing, FoundSlotLost, FoundSlotInactive, FoundSlotPosition,
 	FoundMissing, FoundStalled, FoundLocked, FoundStranded, FoundUnreleased, FoundOverdue, FoundAbandoned,
-	FoundFailed, FoundNoTopic, FoundNoRecord, FoundNoRow, FoundDisorder,
+	FoundFailed, FoundNoTopic, FoundNoRecord, FoundNoRow, FoundOutOfOrder,
 }
 
 // findingWords are what is said about a finding.
@@ -76,8 +76,9 @@ var wordsOf = map[FindingName]findingWords{
 		"cdc-relay events show {id} --locate; if it is not there, cdc-relay replay {id} --status sent"},
 	FoundNoRow: {"", "records of rows that are not in the table: deleted since, or forgotten by the database in a failover or restore",
 		"ask whether rows were deleted or the database restored; consumers have got these events"},
-	FoundDisorder: {"", "first records of events of one aggregate are in the topic in another order than their rows were written, more than a minute apart",
-		"cdc-relay events show {id} --locate; delayed and replayed events may come late, nothing else may"},
+	FoundOutOfOrder: {"", "their first records come after those of events of the same aggregate that were written more than a minute later; that is right if they were " +
+		"delayed, or their transactions were open that long, which nothing tells once they are SENT",
+		"ask whether they were inserted with next_attempt_at; cdc-relay events show {id} --locate"},
 }
 
 // Meaning says what the name stands for.
@@ -86,6 +87,10 @@ func (n FindingName) Meaning() string { return wordsOf[n].meaning }
 // Check is the id of the check by which the relay and its documents call it, ""
 // if there is none.
 func (n FindingName) Check() string { return wordsOf[n].check }
+
+// Lesser reports whether what it stands for may well be right: such a finding
+// is worth a look, and no fault.
+func (n FindingName) Lesser() bool { return n == FoundOutOfOrder }
 
 // next is what to do about a finding.
 func (v *verification) next(name FindingName, ids []int64) string {
