@@ -319,7 +319,7 @@ func TestAttemptsHaveOneKeyAndOneBody(t *testing.T) {
 		t.Fatalf("%d e-mails, want 1", len(mailbox))
 	}
 	var message struct{ To, Text string }
-	if err := json.Unmarshal(mailbox[0].Body, &message); err != nil {
+	if err := json.Unmarshal([]byte(mailbox[0].Body), &message); err != nil {
 		t.Fatal(err)
 	}
 	if message.To != address || !strings.Contains(message.Text, token) {

@@ -48,7 +48,7 @@ func TestControlOverHTTP(t *testing.T) {
 	}
 	var mailbox []provider.Message
 	s.do(t, "GET", "/mailbox", "", &mailbox)
-	if diff := cmp.Diff([]provider.Message{{ID: "msg-1", Key: "k", Body: []byte("to ada")}}, mailbox); diff != "" {
+	if diff := cmp.Diff([]provider.Message{{ID: "msg-1", Key: "k", Body: "to ada"}}, mailbox); diff != "" {
 		t.Errorf("mailbox (-want +got)\n%s", diff)
 	}
 	if got := s.do(t, "POST", "/reset", "", nil); got != 204 {

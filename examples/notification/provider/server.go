@@ -86,8 +86,7 @@ func (s *Server) Log() []Observation {
 	return append([]Observation{}, s.state.log...)
 }
 
-// Mailbox returns the accepted messages in their order. Their bodies are not
-// to be changed.
+// Mailbox returns the accepted messages in their order.
 func (s *Server) Mailbox() []Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -100,7 +100,7 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%s: (-want +got)\n%s", step.name, diff)
 		}
 	}
-	want := []provider.Message{{ID: "msg-1", Key: "k1", Body: []byte("hello")}, {ID: "msg-2", Key: "k2", Body: []byte("hello")}}
+	want := []provider.Message{{ID: "msg-1", Key: "k1", Body: "hello"}, {ID: "msg-2", Key: "k2", Body: "hello"}}
 	if diff := cmp.Diff(want, s.Mailbox()); diff != "" {
 		t.Errorf("mailbox (-want +got)\n%s", diff)
 	}

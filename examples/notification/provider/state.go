@@ -42,7 +42,7 @@ const (
 type Message struct {
 	ID   string `json:"id"`
 	Key  string `json:"key"`
-	Body []byte `json:"body"` // base64 in JSON
+	Body string `json:"body"`
 }
 
 // request is one to send a message.
@@ -131,7 +131,7 @@ func (s *state) abandon(key string, e *entry) {
 // answer; status is that of a new one.
 func (s *state) accept(r request, e *entry, status int, now time.Time) answer {
 	if e.running {
-		m := Message{ID: fmt.Sprintf("msg-%d", len(s.messages)+1), Key: r.key, Body: r.body}
+		m := Message{ID: fmt.Sprintf("msg-%d", len(s.messages)+1), Key: r.key, Body: string(r.body)}
 		s.messages = append(s.messages, m)
 		s.bytes += len(m.Body)
 		e.running, e.stored, e.until = false, answer{status: status, message: m.ID}, now.Add(s.cfg.TTL)
