@@ -107,7 +107,7 @@ func TestTransactionKilled(t *testing.T) {
 		FOR EACH ROW WHEN (NEW.event_id = '` + committed.ID.String() + `') EXECUTE FUNCTION wait()`)
 	holder := b.DB.Conn(t)
 	exec(t, holder, `SELECT pg_advisory_lock(4711)`)
-	held := b.Hold(consumerproc.Started, *inside)
+	held := b.Hold(consumerproc.Recorded, *inside)
 	b.Publish(events)
 
 	first := b.Start()

@@ -84,6 +84,7 @@ func TestAnswerLost(t *testing.T) {
 			t.Parallel()
 			b := consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: consumerproc.Config{
 				Mode: tc.mode, Policy: tc.policy, RetryBase: 100 * time.Millisecond, HandlerTimeout: time.Second,
+				BeginEffect: tc.mode == consumerproc.Receipts && tc.policy != "repeat",
 			}})
 			events := b.Insert(inPartitions(2)...)
 			cut, late := &events[0], &events[1]
@@ -117,7 +118,7 @@ func TestProviderRefuses(t *testing.T) {
 		events := b.Insert(make([]consumerbed.Spec, 3)...)
 		refused, another, next := &events[0], &events[1], &events[2]
 		b.Faults(provider.Fault{Match: refused.ID.String(), Do: provider.Status, Status: http.StatusBadRequest})
-		b.Send(*another, `{"to":"somebody else"}`)
+		b.Send(*another, "another e-mail")
 		b.Publish(events)
 		b.Start()
 		b.Finish(consumerbed.Arranged{Failed: consumerbed.Codes{refused.ID: "APP_REFUSED", another.ID: "CONSUMER_AMBIGUOUS"}})

@@ -91,7 +91,7 @@ func TestRepeatedRecordsInTransactions(t *testing.T) {
 // TestEmptyValueAndTombstone are told apart.
 func TestEmptyValueAndTombstone(t *testing.T) {
 	t.Parallel()
-	b := consumerbed.New(t, consumerbed.Options{})
+	b := consumerbed.New(t, consumerbed.Options{Consumer: consumerproc.Config{Raw: true}})
 	events := b.Insert(make([]consumerbed.Spec, 2)...)
 	empty, null := events[0].Record(), events[1].Record()
 	empty.Value, null.Value = []byte{}, nil

@@ -94,9 +94,7 @@ func New(t testing.TB, o Options) *Bed {
 	b.cfg.Provider, b.cfg.Control = stub.URL, b.Control.url
 	b.cfg.Mode = orElse(b.cfg.Mode, consumerproc.Shared)
 	b.cfg.Lease = orElse(b.cfg.Lease, lease)
-	if b.cfg.Mode != consumerproc.Shared {
-		b.cfg.Purpose, b.cfg.Horizon = orElse(b.cfg.Purpose, consumerproc.Purpose), orElse(b.cfg.Horizon, time.Hour)
-	}
+	b.cfg.Purpose, b.cfg.Horizon = orElse(b.cfg.Purpose, consumerproc.Purpose), orElse(b.cfg.Horizon, time.Hour)
 	if b.cfg.Mode == consumerproc.Transaction {
 		b.Exec(`CREATE TABLE public.effect (event_id uuid NOT NULL, purpose text NOT NULL)`)
 	}

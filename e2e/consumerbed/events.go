@@ -13,6 +13,9 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/consumer/tables"
 	"github.com/cdc-relay/cdc-relay/e2e/check"
+	"github.com/cdc-relay/cdc-relay/e2e/consumerproc"
+	"github.com/cdc-relay/cdc-relay/examples/notification/notice"
+	"github.com/cdc-relay/cdc-relay/examples/notification/templates"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
@@ -29,7 +32,8 @@ type Event struct {
 type Spec struct {
 	Partition int
 	Key       string // of the record; "k" and the number of the event if empty
-	Payload   string // a small object if empty
+	// Payload makes the payload; a sealed notice if it is nil.
+	Payload func(outbox.ID) []byte
 	// Unsent rows are READY: the relay's write-back has not come yet.
 	Unsent bool
 }
@@ -55,7 +59,10 @@ func (b *Bed) Insert(specs ...Spec) []Event {
 	ids, keys, payloads, sent := make([]outbox.ID, len(specs)), make([]string, len(specs)), make([][]byte, len(specs)), make([]bool, len(specs))
 	for i, s := range specs {
 		e := &events[i]
-		e.ID, e.Key, e.Payload = outbox.NewID(), orElse(s.Key, fmt.Sprintf("k%d", i)), []byte(orElse(s.Payload, fmt.Sprintf(`{"to":"reader-%d"}`, i)))
+		e.ID, e.Key, e.Payload = outbox.NewID(), orElse(s.Key, fmt.Sprintf("k%d", i)), nil
+		if e.Payload = b.notice(e.ID); s.Payload != nil {
+			e.Payload = s.Payload(e.ID)
+		}
 		e.Place = check.Place{PartitionName: b.Partition(s.Partition), Offset: -1}
 		ids[i], keys[i], payloads[i], sent[i] = e.ID, e.Key, e.Payload, !s.Unsent
 	}
@@ -66,6 +73,21 @@ func (b *Bed) Insert(specs ...Spec) []Event {
 		events[i].RowID = id
 	}
 	return events
+}
+
+// notice is a payload that the notification service understands.
+func (b *Bed) notice(id outbox.ID) []byte {
+	b.t.Helper()
+	ring, err := notice.ParseRing(consumerproc.Keys)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	payload, err := ring.Seal(id, notice.Notice{Purpose: consumerproc.Purpose, Template: templates.Current, Locale: "en",
+		To: "reader@example.com", Token: "a token", Expires: time.Now().Add(time.Hour)})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return payload
 }
 
 // Publish makes a record of each event and notes its place.

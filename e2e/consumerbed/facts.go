@@ -103,6 +103,14 @@ func (b *Bed) Send(ev Event, body string) {
 	}
 }
 
+// InMessages reports whether an error message of a row or receipt contains a
+// text.
+func (b *Bed) InMessages(text string) bool {
+	b.t.Helper()
+	return b.Count(`SELECT count(*) FROM (SELECT error_message FROM public.outbox UNION ALL SELECT error_message FROM public.outbox_receipt) m
+		WHERE strpos(error_message, $1) > 0`, text) > 0
+}
+
 // LeaseOver reports whether the lease of an event's claim has run out.
 func (b *Bed) LeaseOver(ev Event) bool {
 	b.t.Helper()
@@ -167,7 +175,7 @@ func (b *Bed) positions() []check.GroupPosition {
 }
 
 func (b *Bed) providerKey(id outbox.ID) string {
-	return id.String() + ":" + orElse(b.cfg.Purpose, consumerproc.Purpose)
+	return id.String() + ":" + b.cfg.Purpose
 }
 
 // effects counts by event what the provider delivered, or the rows that were
@@ -183,7 +191,7 @@ func (b *Bed) effects() map[[16]byte]int {
 	}
 	for _, m := range b.Provider.Mailbox() {
 		text, purpose, _ := strings.Cut(m.Key, ":")
-		if id, err := outbox.ParseID(text); err == nil && purpose == orElse(b.cfg.Purpose, consumerproc.Purpose) {
+		if id, err := outbox.ParseID(text); err == nil && purpose == b.cfg.Purpose {
 			effects[id]++
 		}
 	}

@@ -97,6 +97,40 @@ func (p *Process) WaitReason(partition check.PartitionName, reason consumer.Reas
 	})
 }
 
+// WaitMoved waits until two processes have a partition each, and returns that of
+// the second.
+func (b *Bed) WaitMoved(first, second *Process) (moved check.PartitionName) {
+	b.t.Helper()
+	b.Wait("a partition each", func() bool {
+		one, other := first.Status(), second.Status()
+		if one == nil || other == nil || len(one.Health.Partitions) != 1 || len(other.Health.Partitions) != 1 {
+			return false
+		}
+		p := other.Health.Partitions[0]
+		moved = check.PartitionName{Topic: p.Topic, Number: int32(p.Partition)}
+		return true
+	})
+	return moved
+}
+
+// WaitGroup waits until the group is in a state, as the broker names it.
+func (b *Bed) WaitGroup(state string) {
+	b.t.Helper()
+	b.Wait("the group to be "+state, func() bool {
+		_, now, err := b.Admin.Members(b.t.Context(), b.Group)
+		return err == nil && now == state
+	})
+}
+
+// WaitMembers waits until the group has n members.
+func (b *Bed) WaitMembers(n int) {
+	b.t.Helper()
+	b.Wait(fmt.Sprintf("the group to have %d members", n), func() bool {
+		members, _, err := b.Admin.Members(b.t.Context(), b.Group)
+		return err == nil && len(members) == n
+	})
+}
+
 // Kill ends the process by SIGKILL. If no other one lives, its membership of the
 // group ends too: it would otherwise last until its session has run out.
 func (p *Process) Kill() {
@@ -154,6 +188,12 @@ func (p *Process) signal(sig syscall.Signal) {
 func (p *Process) Terminate() {
 	p.bed.t.Helper()
 	p.SendTerm()
+	p.WaitEnd()
+}
+
+// WaitEnd waits for a clean end, which was asked for.
+func (p *Process) WaitEnd() {
+	p.bed.t.Helper()
 	ctx, cancel := context.WithTimeout(p.bed.t.Context(), 60*time.Second)
 	defer cancel()
 	code, err := p.Wait(ctx)

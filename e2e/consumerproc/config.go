@@ -1,6 +1,6 @@
-// Package consumerproc is the consumer under test as a process: the kit with a
-// handler that sends each event to the provider's stub, told by a file of JSON
-// what to be, and by the test, step by step, what to do.
+// Package consumerproc is the consumer under test as a process: the notification
+// example's mailer on the kit, told by a file of JSON what to be, and by the
+// test, step by step, what to do.
 //
 // It runs in a test's own program, started once more with EnvConfig set.
 package consumerproc
@@ -52,6 +52,10 @@ type Config struct {
 	AbandonLimit    int
 	QuarantineLimit int
 	ResumeAtStart   bool
+	// Raw sends payloads to the provider as they are.
+	Raw bool
+	// BeginEffect records that the call may leave the process, before it does.
+	BeginEffect bool
 	// Deaf handlers do not notice that their context has ended.
 	Deaf bool
 }

@@ -1,105 +1,127 @@
 package consumerproc
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/hex"
-	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-relay/cdc-relay/consumer"
+	"github.com/cdc-relay/cdc-relay/examples/notification/mailer"
+	"github.com/cdc-relay/cdc-relay/examples/notification/notice"
+	"github.com/cdc-relay/cdc-relay/examples/notification/provider"
 	"github.com/cdc-relay/cdc-relay/examples/notification/provider/client"
 )
 
-// mailer sends the payload of each event to the provider, as it is.
-type mailer struct {
+// Purpose is the notification service's.
+const Purpose = mailer.Purpose
+
+// Keys are those that its payloads are sealed with.
+const Keys = "2026-11:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+
+// service is the notification example, with a step before and after what it
+// does.
+type service struct {
 	stage
 	provider *client.Client
+	mailer   *mailer.Mailer
 }
 
-func newMailer(cfg Config) (mailer, error) {
-	s := stage{cfg, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}}
-	c, err := client.New(cfg.Provider, &http.Transport{MaxIdleConnsPerHost: 100})
-	return mailer{s, c}, err
-}
-
-// Purpose is that of keys where receipts have none.
-const Purpose = "mail"
-
-func (m mailer) key(ev *consumer.Event) string {
-	if m.cfg.Purpose != "" {
-		return ev.Key(m.cfg.Purpose)
+func newService(cfg Config) (*service, error) {
+	const connections = 100
+	s := &service{stage: stage{cfg, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}}}}
+	ring, err := notice.ParseRing(Keys)
+	if err != nil {
+		return nil, err
 	}
-	return ev.Key(Purpose)
+	if s.provider, err = client.New(cfg.Provider, stepping{s.stage, &http.Transport{MaxIdleConnsPerHost: connections}}); err != nil {
+		return nil, err
+	}
+	s.mailer = mailer.New(ring, s.provider)
+	return s, nil
 }
 
-// handle is a consumer.Handler.
-func (m mailer) handle(ctx context.Context, ev *consumer.Event) error {
-	try := Step{At: Started, Event: ev.ID.String(), Try: newTry(), Attempt: ev.Attempt, Ambiguous: ev.Ambiguous,
-		Tombstone: ev.Tombstone, Bytes: len(ev.Payload)}
-	if err := m.step(ctx, try); err != nil {
-		return err
+// handler is the mailer's, or one that sends payloads as they are.
+func (s *service) handler() consumer.Handler {
+	if s.cfg.Raw {
+		return s.send
 	}
-	if m.cfg.Mode == Receipts && m.cfg.Policy != "" {
-		digest := sha256.Sum256(ev.Payload)
-		if err := ev.Claim.BeginEffect(ctx, digest[:]); err != nil {
+	return s.mailer.Handle
+}
+
+// started is the first step of each attempt.
+func (s *service) started(next consumer.Handler) consumer.Handler {
+	return func(ctx context.Context, ev *consumer.Event) error {
+		err := s.step(ctx, Step{At: Started, Event: ev.ID.String(), Attempt: ev.Attempt, Ambiguous: ev.Ambiguous,
+			Tombstone: ev.Tombstone, Bytes: len(ev.Payload)})
+		if err != nil {
 			return err
 		}
+		if s.cfg.BeginEffect {
+			digest := sha256.Sum256(ev.Payload)
+			if err := ev.Claim.BeginEffect(ctx, digest[:]); err != nil {
+				return err
+			}
+		}
+		return next(ctx, ev)
 	}
-	try.At = Call
-	if err := m.step(ctx, try); err != nil {
-		return err
-	}
-	answer, err := m.provider.Send(ctx, m.key(ev), try.Try, ev.Payload)
+}
+
+// send is a consumer.Handler.
+func (s *service) send(ctx context.Context, ev *consumer.Event) error {
+	answer, err := s.provider.Send(ctx, ev.Key(s.cfg.Purpose), rand.Text(), ev.Payload)
 	if err != nil {
 		return consumer.Ambiguous(err)
 	}
-	try.At, try.Status = Received, answer.Status
-	if err := m.step(ctx, try); err != nil {
-		return err
+	if answer.Status != http.StatusAccepted {
+		return fmt.Errorf("the provider answered %d", answer.Status)
 	}
-	switch s := answer.Status; {
-	case s < 300:
-		return nil
-	case s == http.StatusTooManyRequests:
-		return consumer.Delay(answer.RetryAfter, errors.New("throttled"))
-	case s == http.StatusUnprocessableEntity:
-		return consumer.InDoubt(errors.New("the provider knows the key with another body"))
-	case s == http.StatusConflict || s >= 500:
-		return consumer.Ambiguous(fmt.Errorf("the provider answered %d", s))
-	default:
-		return consumer.DataError("APP_REFUSED", fmt.Errorf("the provider answered %d", s))
-	}
+	return nil
 }
 
-// ask is the question of the policy Query.
-func (m mailer) ask(ctx context.Context, ev *consumer.Event) (consumer.Found, error) {
-	answer, err := m.provider.Find(ctx, m.key(ev), newTry())
-	switch {
-	case err != nil:
-		return consumer.Unknown, err
-	case answer.Status == http.StatusOK:
-		return consumer.Present, nil
-	case answer.Status == http.StatusNotFound:
-		return consumer.Absent, nil
-	}
-	return consumer.Unknown, fmt.Errorf("the provider answered %d", answer.Status)
-}
-
-// record is a consumer.TxHandler: its effect is a row.
-func (m mailer) record(ctx context.Context, tx pgx.Tx, ev *consumer.Event) error {
-	if _, err := tx.Exec(ctx, `INSERT INTO public.effect (event_id, purpose) VALUES ($1, $2)`, ev.ID, m.cfg.Purpose); err != nil {
+// record is a consumer.TxHandler, whose effect is a row.
+func (s *service) record(ctx context.Context, tx pgx.Tx, ev *consumer.Event) error {
+	if _, err := tx.Exec(ctx, `INSERT INTO public.effect (event_id, purpose) VALUES ($1, $2)`, ev.ID, s.cfg.Purpose); err != nil {
 		return fmt.Errorf("recording the effect: %w", err)
 	}
-	return m.step(ctx, Step{At: Started, Event: ev.ID.String(), Try: newTry(), Attempt: ev.Attempt})
+	return s.step(ctx, Step{At: Recorded, Event: ev.ID.String()})
 }
 
-func newTry() string {
-	id := make([]byte, 8)
-	rand.Read(id)
-	return hex.EncodeToString(id)
+// stepping is the way to the provider, with a step at each end.
+type stepping struct {
+	stage
+	next http.RoundTripper
+}
+
+// RoundTrip sends a message; questions have no steps.
+func (s stepping) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Method != http.MethodPost {
+		return s.next.RoundTrip(req)
+	}
+	event, _, _ := strings.Cut(req.Header.Get(provider.HeaderKey), ":")
+	step := Step{At: Call, Event: event, Try: req.Header.Get(provider.HeaderAttempt)}
+	if err := s.step(req.Context(), step); err != nil {
+		return nil, err
+	}
+	resp, err := s.next.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(resp.Body) // its head alone has not arrived
+	resp.Body.Close()
+	if err != nil {
+		return nil, fmt.Errorf("reading the provider's answer: %w", err)
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	step.At, step.Status = Received, resp.StatusCode
+	if err := s.step(req.Context(), step); err != nil {
+		return nil, err
+	}
+	return resp, nil
 }

@@ -40,12 +40,12 @@ func run() error {
 		return fmt.Errorf("making a pool: %w", err)
 	}
 	defer pool.Close()
-	m, err := newMailer(cfg)
+	svc, err := newService(cfg)
 	if err != nil {
 		return err
 	}
 	w := newWatcher()
-	c, err := build(cfg, pool, m, w)
+	c, err := build(cfg, pool, svc, w)
 	if err != nil {
 		return err
 	}
@@ -60,22 +60,22 @@ func run() error {
 }
 
 // build makes the consumer that the configuration tells of.
-func build(cfg Config, pool *pgxpool.Pool, m mailer, w *watcher) (*consumer.Consumer, error) {
+func build(cfg Config, pool *pgxpool.Pool, svc *service, w *watcher) (*consumer.Consumer, error) {
 	base := consumer.Config{Brokers: cfg.Brokers, Group: cfg.Group, Topics: cfg.Topics, DB: pool}
-	opts, err := options(cfg, m)
+	opts, err := options(cfg, svc)
 	if err != nil {
 		return nil, err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	opts = append(opts, consumer.Metrics(w), consumer.Logger(log))
+	opts = append(opts, consumer.Metrics(w), consumer.Logger(log), consumer.Use(svc.started))
 	if cfg.Mode == Transaction {
-		return consumer.NewTx(base, m.record, opts...)
+		return consumer.NewTx(base, svc.record, opts...)
 	}
-	return consumer.New(base, m.handle, opts...)
+	return consumer.New(base, svc.handler(), opts...)
 }
 
 // options are those that the configuration sets.
-func options(cfg Config, m mailer) (opts []consumer.Option, err error) {
+func options(cfg Config, svc *service) (opts []consumer.Option, err error) {
 	add := func(set bool, o consumer.Option) {
 		if set {
 			opts = append(opts, o)
@@ -84,7 +84,7 @@ func options(cfg Config, m mailer) (opts []consumer.Option, err error) {
 	retry := consumer.RetryPolicy{Base: cfg.RetryBase, Max: max(cfg.RetryBase, cfg.RetryMax)}
 	add(cfg.Mode != Shared, consumer.Receipts(cfg.Purpose))
 	add(cfg.Lease > 0, consumer.Lease(cfg.Lease))
-	add(cfg.Horizon > 0, consumer.Horizon(cfg.Horizon))
+	add(cfg.Mode != Shared, consumer.Horizon(cfg.Horizon))
 	add(cfg.NotSentWait > 0, consumer.NotSentWait(cfg.NotSentWait))
 	add(cfg.RetryBase > 0, consumer.RetryDelay(retry))
 	add(cfg.RevokeGrace > 0, consumer.RevokeGrace(cfg.RevokeGrace))
@@ -99,7 +99,7 @@ func options(cfg Config, m mailer) (opts []consumer.Option, err error) {
 	case "hold":
 		opts = append(opts, consumer.Ambiguity(consumer.Hold))
 	case "query":
-		opts = append(opts, consumer.Ambiguity(consumer.Query(m.ask)))
+		opts = append(opts, consumer.Ambiguity(consumer.Query(svc.mailer.Found)))
 	default:
 		return nil, errors.New("unknown policy " + cfg.Policy)
 	}

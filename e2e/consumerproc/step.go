@@ -22,6 +22,7 @@ const (
 	Started  At = "started"  // the handler runs, so the event is claimed
 	Call     At = "call"     // the request to the provider is about to be sent
 	Received At = "received" // the provider's whole answer has arrived
+	Recorded At = "recorded" // the effect is in the transaction, which is not committed
 )
 
 // Step is what a process tells the test, which keeps it waiting for the answer.
@@ -29,13 +30,12 @@ type Step struct {
 	Process string
 	At      At
 	Event   string // its id
-	Try     string // the attempt's own id: the provider knows it too
-	Attempt int    // the kit's count
-	// Ambiguous is the event's.
-	Ambiguous bool
-	// Tombstone and Bytes are the payload's, at Started.
-	Tombstone bool
-	Bytes     int
+	// Of the event, at Started; Bytes are those of the payload.
+	Attempt              int
+	Ambiguous, Tombstone bool
+	Bytes                int
+	// Try is the attempt's id that the provider knows too, at Call and Received.
+	Try string
 	// Status is the provider's answer, at Received.
 	Status int
 }
