@@ -32,7 +32,8 @@ SELECT set_config(v.name, v.value, false)
 // the application's own pool: search_path is not what it expects here.
 func PoolConfig(from *pgxpool.Config) *pgxpool.Config {
 	conf := from.Copy()
-	conf.PrepareConn, conf.BeforeAcquire, conf.AfterRelease, conf.BeforeClose = nil, nil, nil, nil
+	conf.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { return true, nil } // before BeforeAcquire, if that is set
+	conf.AfterRelease = nil
 	theirs := conf.AfterConnect
 	conf.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		if theirs != nil {

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,7 +43,6 @@ type fixture struct {
 	admin *pgx.Conn // superuser, sees and changes everything
 	pool  *pgxpool.Pool
 	kind  kind
-	on    func(store.DB) claims
 	claims
 }
 
@@ -75,21 +75,21 @@ func each(t *testing.T, test func(t *testing.T, f *fixture)) {
 func setup(t *testing.T, db *pgtest.DB, k kind) *fixture {
 	t.Helper()
 	db.Migrate(t, "public")
-	f := &fixture{db: db, admin: db.Conn(t), pool: consumerPool(t, db, db.DSN), kind: k}
-	f.on = func(db store.DB) claims { return f.owned(db, "me", limit) }
-	f.claims = f.on(f.pool)
+	_, dsn := db.Consumer(t) // no more rights than documented
+	f := &fixture{db: db, admin: db.Conn(t), pool: poolOf(t, dsn), kind: k}
+	f.claims = f.owned(f.pool, "me")
 	return f
 }
 
-// owned is for a claimer of another name or limit.
-func (f *fixture) owned(db store.DB, owner string, limit int) claims {
+// owned is for claims of another owner, or on another connection.
+func (f *fixture) owned(db store.DB, owner string) claims {
 	if f.kind.receipts() {
 		return store.NewReceipts(db, `"public"."outbox_receipt"`, "mail", owner, lease, limit)
 	}
 	return store.NewRows(db, `"public"."outbox"`, owner, lease, limit)
 }
 
-func consumerPool(t *testing.T, db *pgtest.DB, dsn string) *pgxpool.Pool {
+func poolOf(t *testing.T, dsn string) *pgxpool.Pool {
 	t.Helper()
 	conf, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
@@ -133,10 +133,11 @@ func (f *fixture) events(t *testing.T, n int) []store.Ref {
 	return refs
 }
 
-// set changes an event's row or receipt behind everybody's back. $STATUS is the
-// column's name.
+// set changes an event's row or receipt behind everybody's back. STATUS stands
+// for the column's name.
 func (f *fixture) set(t *testing.T, ref store.Ref, set string) {
 	t.Helper()
+	set = strings.ReplaceAll(set, "STATUS", f.kind.status)
 	tag, err := f.admin.Exec(t.Context(), fmt.Sprintf("UPDATE %s SET %s WHERE event_id = $1", f.kind.table, set), ref.EventID)
 	if err != nil || tag.RowsAffected() != 1 {
 		t.Fatalf("SET %s: %v, %v", set, tag, err)
@@ -193,4 +194,10 @@ func (f *fixture) state(t *testing.T, ref store.Ref) store.State {
 		t.Fatalf("reading the state: %v, %v", states, err)
 	}
 	return states[0]
+}
+
+// taken makes an event that an attempt holds, under generation 1.
+func (f *fixture) taken(t *testing.T) store.Claim {
+	t.Helper()
+	return f.claim(t, f.event(t))
 }
