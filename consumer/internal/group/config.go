@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ type Config struct {
 	// TLS and SASL are used for all connections; nil is without.
 	TLS  *tls.Config
 	SASL sasl.Mechanism
-	// ClientID names this program to the brokers.
+	// ClientID names this program to the brokers, cdc-consumer by default.
 	ClientID string
 	// Logger gets a line for each change of state; required by [NewMember].
 	Logger *slog.Logger
@@ -49,7 +50,9 @@ type timing struct {
 	read      time.Duration // for a fetch, the wait included
 }
 
-func (t *timing) setDefaults() {
+func (c *Config) setDefaults() {
+	c.ClientID = cmp.Or(c.ClientID, "cdc-consumer")
+	t := &c.timing
 	for field, value := range map[*time.Duration]time.Duration{
 		&t.heartbeat: time.Second,
 		&t.session:   10 * time.Second,

@@ -37,6 +37,7 @@ func NewCopier(cfg Config, topic string) (*Copier, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configuring the copies of quarantined records: %w", err)
 	}
+	cfg.setDefaults()
 	return &Copier{topic: topic, link: newLink(cfg, []string{topic}, metadataTTL)}, nil
 }
 

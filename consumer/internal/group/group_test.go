@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -69,40 +70,56 @@ type running struct {
 	err         error // of Run, once ended
 }
 
-// tenure is a generation as a test sees it. Its work returns when the generation
-// has ended or the member is to stop, and when release is then closed, if it
-// is not nil.
+// tenure is a generation as a test sees it.
 type tenure struct {
 	*Generation
-	ctx     context.Context
-	release chan struct{}
+	ctx context.Context
 }
 
-// run starts a member. release holds up the end of its work, if not nil.
-func run(t testing.TB, cfg Config, release chan struct{}) *running {
+// gate is closed until it is opened.
+type gate struct {
+	once sync.Once
+	way  chan struct{}
+}
+
+func newGate() *gate { return &gate{way: make(chan struct{})} }
+
+func (g *gate) open() { g.once.Do(func() { close(g.way) }) }
+
+// run starts a member whose work returns when the generation has ended or the
+// member is to stop, and then not before a gate is open, if there is one.
+func run(t testing.TB, cfg Config, release *gate) *running {
 	t.Helper()
 	m, err := NewMember(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return start(t, m, release)
+}
+
+func start(t testing.TB, m *Member, release *gate) *running {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &running{generations: make(chan *tenure, 100), stop: cancel, ended: make(chan struct{})}
 	go func() {
 		defer close(r.ended)
 		r.err = m.Run(ctx, func(workCtx context.Context, g *Generation) error {
-			r.generations <- &tenure{g, workCtx, release}
+			r.generations <- &tenure{g, workCtx}
 			select {
 			case <-workCtx.Done():
 			case <-ctx.Done():
 			}
 			if release != nil {
-				<-release
+				<-release.way
 			}
 			return nil
 		})
 	}()
 	t.Cleanup(func() {
 		cancel()
+		if release != nil {
+			release.open()
+		}
 		<-r.ended
 	})
 	return r
@@ -218,22 +235,28 @@ func reader(t testing.TB, cfg Config) *Reader {
 	return r
 }
 
-// notes collects what TopicsMissing is told.
-type notes struct {
+// lines collects what is written to it: log lines, or what TopicsMissing is
+// told.
+type lines struct {
 	mu   sync.Mutex
 	said []string
 }
 
-func (n *notes) note(names []string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.said = append(n.said, strings.Join(names, " "))
+func (l *lines) note(names []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.said = append(l.said, strings.Join(names, " "))
 }
 
-func (n *notes) all() []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return append([]string(nil), n.said...)
+func (l *lines) Write(p []byte) (int, error) {
+	l.note([]string{strings.TrimSuffix(string(p), "\n")})
+	return len(p), nil
+}
+
+func (l *lines) all() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.said)
 }
 
 func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }

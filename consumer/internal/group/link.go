@@ -131,7 +131,7 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	conn := &connection{Conn: raw, owner: c}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ctx.Err() != nil {
+	if c.closed() {
 		_ = raw.Close() // unused
 		return nil, errClosed
 	}
@@ -139,8 +139,9 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	return conn, nil
 }
 
-// cut closes all connections; new ones may come.
-func (c *connections) cut() {
+// close closes all connections and lets no new ones come.
+func (c *connections) close() {
+	c.cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for conn := range c.open {
@@ -149,11 +150,7 @@ func (c *connections) cut() {
 	clear(c.open)
 }
 
-// close closes all connections and lets no new ones come.
-func (c *connections) close() {
-	c.cancel()
-	c.cut()
-}
+func (c *connections) closed() bool { return c.ctx.Err() != nil }
 
 type connection struct {
 	net.Conn

@@ -12,10 +12,16 @@ import (
 
 // Member is this process's membership of the group. Its Run is called once.
 type Member struct {
-	cfg  Config
-	link *link
-	log  *slog.Logger
+	cfg   Config
+	link  *link        // for looking at topics, and for leaving where the library does not
+	conns *connections // the library's to the coordinator
+	log   *slog.Logger
 
+	// id is the one that the broker gave this member, empty if there is none.
+	id string
+	// joining says that the library is to bring the next generation, and may
+	// wait for it.
+	joining bool
 	// state is the last that was logged, to log changes only.
 	state string
 	// missing are the topics last reported as such.
@@ -29,11 +35,12 @@ func NewMember(cfg Config) (*Member, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("configuring the consumer group: %w", err)
 	}
-	cfg.timing.setDefaults()
+	cfg.setDefaults()
 	return &Member{
-		cfg:  cfg,
-		link: newLink(cfg, cfg.Topics, cfg.timing.watch),
-		log:  cfg.Logger.With("group", cfg.Group),
+		cfg:   cfg,
+		link:  newLink(cfg, cfg.Topics, cfg.timing.watch),
+		conns: newConnections(),
+		log:   cfg.Logger.With("group", cfg.Group),
 	}, nil
 }
 
@@ -66,14 +73,9 @@ func (m *Member) Run(ctx context.Context, work Work) error {
 		return fmt.Errorf("configuring the consumer group: %w", err)
 	}
 	defer m.leave(cg)
-	for joined := false; ; joined = true {
+	for {
 		kgen, err := m.next(ctx, cg)
 		if err != nil {
-			if joined {
-				// A pending request to join would hold up leaving. The broker
-				// knows this member, so that it can leave from there.
-				m.link.conns.cut()
-			}
 			return nil
 		}
 		if err := m.generation(ctx, kgen, work); err != nil || ctx.Err() != nil {
@@ -84,17 +86,54 @@ func (m *Member) Run(ctx context.Context, work Work) error {
 
 // next waits for the next generation; the error is that of ctx.
 func (m *Member) next(ctx context.Context, cg *kafka.ConsumerGroup) (*kafka.Generation, error) {
+	forgotten := false
 	for {
-		kgen, err := cg.Next(ctx)
+		kgen, err := m.nextWithin(ctx, cg, forgotten)
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case err == nil:
+			m.id, m.joining = kgen.MemberID, false
 			return kgen, nil
-		case !errors.Is(err, kafka.RebalanceInProgress): // that is the usual course
+		case errors.Is(err, kafka.RebalanceInProgress): // the usual course
+		case errors.Is(err, context.DeadlineExceeded):
+			forgotten = m.removeFromGroup(ctx) != nil
+		default:
 			m.trouble("joining the group", err)
+			forgotten = m.id != ""
 		}
 	}
+}
+
+// nextWithin waits for the next generation. After an error the library has
+// forgotten which member it was and joins as a new one, while the group waits
+// for the old one, up to the session timeout. Therefore, if so, the waiting ends
+// now and then, for the old one to be taken out of the group.
+func (m *Member) nextWithin(ctx context.Context, cg *kafka.ConsumerGroup, forgotten bool) (*kafka.Generation, error) {
+	if forgotten {
+		short, cancel := context.WithTimeout(ctx, m.cfg.timing.backoff)
+		defer cancel()
+		ctx = short
+	}
+	return cg.Next(ctx)
+}
+
+// removeFromGroup takes this member out of the group by its id.
+func (m *Member) removeFromGroup(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.timing.request)
+	defer cancel()
+	res, err := m.link.client.LeaveGroup(ctx, &kafka.LeaveGroupRequest{
+		GroupID: m.cfg.Group,
+		Members: []kafka.LeaveGroupRequestMember{{ID: m.id}},
+	})
+	if err == nil {
+		err = res.Error
+	}
+	if err == nil || errors.Is(err, kafka.UnknownMemberId) {
+		m.id = ""
+		return nil
+	}
+	return err
 }
 
 func (m *Member) groupConfig() kafka.ConsumerGroupConfig {
@@ -105,7 +144,7 @@ func (m *Member) groupConfig() kafka.ConsumerGroupConfig {
 		Topics:  m.cfg.Topics,
 		Dialer: &kafka.Dialer{
 			ClientID:      m.cfg.ClientID,
-			DialFunc:      m.link.conns.dial,
+			DialFunc:      m.conns.dial,
 			Timeout:       loginTimeout,
 			TLS:           m.cfg.TLS,
 			SASLMechanism: m.cfg.SASL,
@@ -148,6 +187,7 @@ func (m *Member) generation(ctx context.Context, kgen *kafka.Generation, work Wo
 	stopWatching := m.watch(ctx, workCtx, func() { rejoin <- struct{}{} })
 	defer stopWatching()
 	err := work(workCtx, g)
+	m.joining = workCtx.Err() != nil
 	if stopWatching(); err == nil && ctx.Err() == nil {
 		select {
 		case rejoin <- struct{}{}:
@@ -157,28 +197,33 @@ func (m *Member) generation(ctx context.Context, kgen *kafka.Generation, work Wo
 	return err
 }
 
-// leave leaves the group and waits until that is done. What hangs is cut off,
-// first with leave to try again on new connections, then for good: the broker
-// finds out by the missing heartbeats.
+// leave leaves the group and waits until that is done.
+//
+// The library leaves by itself, except while it waits to join, for as long as
+// the slowest other member takes to let go of its partitions. Then, or if the
+// coordinator does not answer, its connections are closed, and this member is
+// taken out by its id. One that has none yet can only be waited for: once joined
+// and gone, it would hold partitions up to the session timeout.
 func (m *Member) leave(cg *kafka.ConsumerGroup) {
-	left := make(chan struct{})
-	go func() {
-		defer close(left)
-		_ = cg.Close() // always nil
-	}()
-	for _, giveUp := range []func(){m.link.conns.cut, m.link.conns.close} {
-		patience := time.NewTimer(m.cfg.timing.leave)
-		select {
-		case <-left:
-			patience.Stop()
-			m.enter("left", slog.LevelInfo, "left the group")
-			return
-		case <-patience.C:
-			giveUp()
+	if m.joining && m.id != "" {
+		m.conns.close()
+	}
+	patience := time.AfterFunc(m.cfg.timing.leave, m.conns.close)
+	_ = cg.Close() // always nil
+	patience.Stop()
+	var err error
+	if m.conns.closed() {
+		err = errClosed
+		if m.id != "" {
+			err = m.removeFromGroup(context.Background())
 		}
 	}
-	<-left
-	m.enter("left", slog.LevelWarn, "could not tell the group that this member is gone: it will notice after the session timeout")
+	m.conns.close()
+	if err != nil {
+		m.enter("left", slog.LevelWarn, "could not tell the group that this member is gone: it will notice after the session timeout", "err", err)
+		return
+	}
+	m.enter("left", slog.LevelInfo, "left the group")
 }
 
 // enter logs a change of state, and nothing if it is none.

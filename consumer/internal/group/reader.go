@@ -42,7 +42,7 @@ func NewReader(cfg Config) (*Reader, error) {
 	if err := cfg.validateBrokers(); err != nil {
 		return nil, fmt.Errorf("configuring the reader: %w", err)
 	}
-	cfg.timing.setDefaults()
+	cfg.setDefaults()
 	return &Reader{cfg: cfg, link: newLink(cfg, cfg.Topics, metadataTTL), damaged: map[Partition]damage{}}, nil
 }
 

@@ -13,7 +13,7 @@ func TestWaitsForAMissingTopic(t *testing.T) {
 	t.Parallel()
 	there, missing := topic(t, 2, nil), kafkatest.Name(t)
 	cfg := config(t, there, missing)
-	var told notes
+	var told lines
 	cfg.TopicsMissing = told.note
 	one := run(t, cfg, nil)
 	pgtest.Eventually(t, "the report of the missing topic", func() bool { return len(told.all()) > 0 }, func() string { return "none" })
@@ -30,7 +30,7 @@ func TestWaitsForAMissingTopic(t *testing.T) {
 func TestStopWhileATopicIsMissing(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, kafkatest.Name(t))
-	var told notes
+	var told lines
 	cfg.TopicsMissing = told.note
 	one := run(t, cfg, nil)
 	pgtest.Eventually(t, "the report of the missing topic", func() bool { return len(told.all()) > 0 }, func() string { return "none" })
@@ -44,7 +44,7 @@ func TestATopicThatIsDeletedTakesNothingFromTheOthers(t *testing.T) {
 	t.Parallel()
 	stays, goes := topic(t, 2, nil), topic(t, 1, nil)
 	cfg := config(t, stays, goes)
-	var told notes
+	var told lines
 	cfg.TopicsMissing = told.note
 	one := run(t, cfg, nil)
 	g := one.until(t, 3)
