@@ -28,7 +28,6 @@ const (
 	liveWait      = 2 * time.Second        // for one of another
 	notSentFirst  = time.Second
 	notSentLast   = 30 * time.Second
-	missingWait   = 30 * time.Second // then the row is taken to be missing
 	missingPause  = 2 * time.Second
 	databaseFirst = 100 * time.Millisecond
 	databaseLast  = 5 * time.Second
@@ -210,8 +209,8 @@ const missingMessage = "no row has this id and event id"
 func (c *Consumer) missing(ctx context.Context, it *item) error {
 	age := it.look(store.Missing)
 	c.misses.miss(it.ev.ID)
-	if age < missingWait {
-		it.wait(min(backoff(soon, missingPause, it.tries), max(soon, missingWait-age)), WaitingMissing)
+	if age < c.opt.missingWait {
+		it.wait(min(backoff(soon, missingPause, it.tries), max(soon, c.opt.missingWait-age)), WaitingMissing)
 		return nil
 	}
 	if err := c.lookAround(ctx, it); err != nil {

@@ -75,6 +75,9 @@ type options struct {
 	sasl            sasl.Mechanism
 	resumeAtStart   bool
 	skipUndecodable bool
+	// missingWait is how long a row may be invisible, as behind a synchronous
+	// standby, until it is taken to be missing.
+	missingWait time.Duration
 }
 
 func defaults() options {
@@ -85,7 +88,7 @@ func defaults() options {
 		abandonLimit: 5, concurrency: 1, window: 256, claimBatch: 100,
 		revokeGrace: 3 * time.Second, drain: 20 * time.Second,
 		ambiguity: Repeat, keyTTL: 24 * time.Hour,
-		floodLimit: 20, floodWindow: time.Minute,
+		floodLimit: 20, floodWindow: time.Minute, missingWait: 30 * time.Second,
 		observer: nobody{}, logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }
