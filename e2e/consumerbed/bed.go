@@ -49,8 +49,8 @@ type Bed struct {
 	Topics   []string
 	Group    string
 	Provider *provider.Server
-	*Control
 
+	control   *control
 	t         testing.TB
 	cfg       consumerproc.Config
 	dir       string
@@ -65,7 +65,7 @@ const lease = 3 * time.Second
 func New(t testing.TB, o Options) *Bed {
 	t.Helper()
 	b := &Bed{t: t, dir: t.TempDir(), DB: o.DB, Group: "e2e-" + randomName(), Provider: provider.New(provider.Config{})}
-	b.Control = startControl(t)
+	b.control = startControl(t)
 	kafka := o.Kafka
 	if kafka == nil {
 		shared := harness.Shared(t)
@@ -84,14 +84,14 @@ func New(t testing.TB, o Options) *Bed {
 	stub := httptest.NewServer(b.Provider)
 	t.Cleanup(stub.Close)
 	t.Cleanup(func() { // first of all
-		b.Control.open()
+		b.control.open()
 		b.Provider.Reset()
 		b.stopProcesses()
 	})
 	b.cfg = o.Consumer
 	b.cfg.Brokers, b.cfg.Group, b.cfg.Topics = strings.Split(kafka.Relay, ","), b.Group, b.Topics
 	b.cfg.DSN = orElse(b.cfg.DSN, b.DB.DSN)
-	b.cfg.Provider, b.cfg.Control = stub.URL, b.Control.url
+	b.cfg.Provider, b.cfg.Control = stub.URL, b.control.url
 	b.cfg.Mode = orElse(b.cfg.Mode, consumerproc.Shared)
 	b.cfg.Lease = orElse(b.cfg.Lease, lease)
 	b.cfg.Purpose, b.cfg.Horizon = orElse(b.cfg.Purpose, consumerproc.Purpose), orElse(b.cfg.Horizon, time.Hour)
@@ -99,6 +99,18 @@ func New(t testing.TB, o Options) *Bed {
 		b.Exec(`CREATE TABLE public.effect (event_id uuid NOT NULL, purpose text NOT NULL)`)
 	}
 	return b
+}
+
+// Sibling is a bed in the same world for another group, with another purpose.
+func (b *Bed) Sibling(change func(*consumerproc.Config)) *Bed {
+	b.t.Helper()
+	s := *b
+	s.Group, s.processes, s.dir = "e2e-"+randomName(), nil, b.t.TempDir()
+	s.cfg.Group = s.Group
+	change(&s.cfg)
+	b.t.Cleanup(s.forget)
+	b.t.Cleanup(s.stopProcesses)
+	return &s
 }
 
 // connect makes the test's own ways to the servers, and the topic.

@@ -12,9 +12,9 @@ import (
 	"github.com/cdc-relay/cdc-relay/e2e/consumerproc"
 )
 
-// Control hears of each step of each consumer, and lets it wait. Its methods
+// control hears of each step of each consumer, and lets it wait. Its methods
 // are safe for concurrent use.
-type Control struct {
+type control struct {
 	t   testing.TB
 	url string
 	end chan struct{} // closed when the test ends
@@ -24,8 +24,8 @@ type Control struct {
 	steps []consumerproc.Step
 }
 
-func startControl(t testing.TB) *Control {
-	c := &Control{t: t, end: make(chan struct{})}
+func startControl(t testing.TB) *control {
+	c := &control{t: t, end: make(chan struct{})}
 	server := httptest.NewServer(c)
 	c.url = server.URL
 	t.Cleanup(server.Close)
@@ -33,10 +33,10 @@ func startControl(t testing.TB) *Control {
 }
 
 // open lets everything go on.
-func (c *Control) open() { close(c.end) }
+func (c *control) open() { close(c.end) }
 
 // ServeHTTP takes a step and answers with the order.
-func (c *Control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (c *control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var step consumerproc.Step
 	if err := json.NewDecoder(r.Body).Decode(&step); err != nil {
 		http.Error(w, "no step", http.StatusBadRequest)
@@ -62,12 +62,12 @@ func (c *Control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Steps are those of an event that have come so far.
-func (c *Control) Steps(at consumerproc.At, ev Event) (steps []consumerproc.Step) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range c.steps {
-		if s.At == at && s.Event == ev.ID.String() {
+// Steps are those of an event that the bed's consumers have come to so far.
+func (b *Bed) Steps(at consumerproc.At, ev Event) (steps []consumerproc.Step) {
+	b.control.mu.Lock()
+	defer b.control.mu.Unlock()
+	for _, s := range b.control.steps {
+		if s.At == at && s.Event == ev.ID.String() && s.Group == b.Group {
 			steps = append(steps, s)
 		}
 	}
@@ -76,11 +76,10 @@ func (c *Control) Steps(at consumerproc.At, ev Event) (steps []consumerproc.Step
 
 // Hold keeps attempts waiting at a step.
 type Hold struct {
-	c       *Control
-	at      consumerproc.At
-	event   string
-	process string // empty: any
-	left    int    // how many more; negative: all
+	c            *control
+	at           consumerproc.At
+	event, group string
+	left         int // how many more; negative: all
 
 	arrived  chan consumerproc.Step
 	gone     chan consumerproc.Step
@@ -88,9 +87,9 @@ type Hold struct {
 	order    consumerproc.Order
 }
 
-// takes counts a step that is held, under the lock of the Control.
+// takes counts a step that is held, under the lock of the control.
 func (h *Hold) takes(s consumerproc.Step) bool {
-	if h.left == 0 || s.At != h.at || s.Event != h.event || h.process != "" && s.Process != h.process {
+	if h.left == 0 || s.At != h.at || s.Event != h.event || s.Group != h.group {
 		return false
 	}
 	h.left--
@@ -99,24 +98,24 @@ func (h *Hold) takes(s consumerproc.Step) bool {
 
 // Hold holds the next attempt of an event at a step. Later holds of the same
 // step come after it.
-func (c *Control) Hold(at consumerproc.At, ev Event) *Hold { return c.rule(at, ev, 1) }
+func (b *Bed) Hold(at consumerproc.At, ev Event) *Hold { return b.rule(at, ev, 1) }
 
 // Order answers the next n attempts at a step; all if n is negative.
-func (c *Control) Order(at consumerproc.At, ev Event, n int, order consumerproc.Order) *Hold {
-	h := c.rule(at, ev, n)
+func (b *Bed) Order(at consumerproc.At, ev Event, n int, order consumerproc.Order) *Hold {
+	h := b.rule(at, ev, n)
 	h.Release(order)
 	return h
 }
 
-func (c *Control) rule(at consumerproc.At, ev Event, n int) *Hold {
+func (b *Bed) rule(at consumerproc.At, ev Event, n int) *Hold {
 	const most = 1000 // attempts that a test holds or orders
 	h := &Hold{
-		c: c, at: at, event: ev.ID.String(), left: n, released: make(chan struct{}),
+		c: b.control, at: at, event: ev.ID.String(), group: b.Group, left: n, released: make(chan struct{}),
 		arrived: make(chan consumerproc.Step, most), gone: make(chan consumerproc.Step, most),
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rules = append(c.rules, h)
+	b.control.mu.Lock()
+	defer b.control.mu.Unlock()
+	b.control.rules = append(b.control.rules, h)
 	return h
 }
 
@@ -153,9 +152,6 @@ func (h *Hold) receive(from chan consumerproc.Step, what string) consumerproc.St
 		return consumerproc.Step{}
 	}
 }
-
-// Arrived reports whether an attempt is or was held.
-func (h *Hold) Arrived() bool { return len(h.arrived) > 0 }
 
 // Release lets what is held go on under an order, and what comes later.
 func (h *Hold) Release(order consumerproc.Order) {

@@ -111,6 +111,45 @@ func (b *Bed) Produce(records ...*kgo.Record) {
 	}
 }
 
+// Event is the event of a row that somebody else wrote; its place is not known.
+func (b *Bed) Event(rowID int64) Event {
+	b.t.Helper()
+	ids := scan(b, pgx.RowTo[outbox.ID], `SELECT event_id FROM public.outbox WHERE id = $1`, rowID)
+	if len(ids) != 1 {
+		b.t.Fatalf("there is no row %d", rowID)
+	}
+	return Event{RowID: rowID, ID: ids[0]}
+}
+
+// Find is Event with the place of its first record.
+func (b *Bed) Find(rowID int64) Event {
+	b.t.Helper()
+	ev := b.Event(rowID)
+	for _, d := range b.deliveries() {
+		if d.EventID == ev.ID {
+			ev.Place = d.Place
+			return ev
+		}
+	}
+	b.t.Fatalf("event %s has no record", ev.ID)
+	return ev
+}
+
+// Records is how many records the topics hold.
+func (b *Bed) Records() int {
+	b.t.Helper()
+	return len(b.deliveries())
+}
+
+func (b *Bed) deliveries() []check.Delivery {
+	b.t.Helper()
+	all, err := b.Admin.Deliveries(b.t.Context(), b.Topics...)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return all
+}
+
 // Place is where a record lies that was produced.
 func (b *Bed) Place(r *kgo.Record) check.Place {
 	return check.Place{PartitionName: check.PartitionName{Topic: r.Topic, Number: r.Partition}, Offset: r.Offset}

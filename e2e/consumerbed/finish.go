@@ -43,7 +43,7 @@ func (b *Bed) Finish(a Arranged) {
 func (b *Bed) Check(a Arranged) error {
 	b.t.Helper()
 	c := check.Consumption{
-		Positions: b.positions(), Outcomes: b.outcomes(), Quarantined: b.quarantined(), Effects: b.effects(),
+		Deliveries: b.deliveries(), Positions: b.positions(), Outcomes: b.outcomes(), Quarantined: b.quarantined(), Effects: b.effects(),
 		Failed: map[[16]byte]string{}, Refused: a.Refused, Open: map[[16]byte]bool{}, Waiting: map[check.PartitionName]bool{},
 	}
 	for id, code := range a.Failed {
@@ -54,10 +54,6 @@ func (b *Bed) Check(a Arranged) error {
 	}
 	for _, p := range a.Waiting {
 		c.Waiting[p] = true
-	}
-	var err error
-	if c.Deliveries, err = b.Admin.Deliveries(b.t.Context(), b.Topics...); err != nil {
-		b.t.Fatal(err)
 	}
 	return c.Check()
 }
@@ -94,7 +90,7 @@ func (b *Bed) quarantined() map[check.Place]check.Quarantined {
 	all := map[check.Place]check.Quarantined{}
 	for _, r := range scan(b, func(from pgx.CollectableRow) (r row, err error) {
 		return r, from.Scan(&r.Topic, &r.Number, &r.Offset, &r.Reason, &r.Message)
-	}, `SELECT topic, partition, "offset", reason, message FROM public.outbox_quarantine WHERE resolved_at IS NULL`) {
+	}, `SELECT topic, partition, "offset", reason, message FROM public.outbox_quarantine WHERE resolved_at IS NULL AND split_part(consumer, '/', 1) = $1`, b.Group) {
 		all[r.Place] = r.Quarantined
 	}
 	return all
@@ -110,10 +106,10 @@ func (b *Bed) joined() {
 			answered[o.Attempt] = o.Status
 		}
 	}
-	b.Control.mu.Lock()
-	defer b.Control.mu.Unlock()
-	for _, s := range b.Control.steps {
-		if s.At == consumerproc.Received && answered[s.Try] != s.Status {
+	b.control.mu.Lock()
+	defer b.control.mu.Unlock()
+	for _, s := range b.control.steps {
+		if s.Group == b.Group && s.At == consumerproc.Received && answered[s.Try] != s.Status {
 			b.t.Errorf("attempt %s got the answer %d, the provider gave %d", s.Try, s.Status, answered[s.Try])
 		}
 	}

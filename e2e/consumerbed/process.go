@@ -122,6 +122,20 @@ func (b *Bed) WaitGroup(state string) {
 	})
 }
 
+// WaitPartitions waits until the bed's consumers have n partitions together.
+func (b *Bed) WaitPartitions(n int) {
+	b.t.Helper()
+	b.Wait(fmt.Sprintf("%d partitions to be read", n), func() bool {
+		sum := 0
+		for _, p := range b.processes {
+			if s := p.Status(); s != nil {
+				sum += len(s.Health.Partitions)
+			}
+		}
+		return sum == n
+	})
+}
+
 // WaitMembers waits until the group has n members.
 func (b *Bed) WaitMembers(n int) {
 	b.t.Helper()

@@ -27,9 +27,9 @@ const (
 
 // Step is what a process tells the test, which keeps it waiting for the answer.
 type Step struct {
-	Process string
-	At      At
-	Event   string // its id
+	Process, Group string
+	At             At
+	Event          string // its id
 	// Of the event, at Started; Bytes are those of the payload.
 	Attempt              int
 	Ambiguous, Tombstone bool
@@ -66,7 +66,7 @@ func (s stage) step(ctx context.Context, step Step) error {
 	if s.cfg.Deaf {
 		ctx = context.WithoutCancel(ctx)
 	}
-	step.Process = s.cfg.Name
+	step.Process, step.Group = s.cfg.Name, s.cfg.Group
 	order, err := s.ask(ctx, step)
 	if err != nil {
 		return fmt.Errorf("asking the test at step %s: %w", step.At, err)

@@ -65,9 +65,15 @@ func (a *Admin) Deliveries(ctx context.Context, names ...string) ([]check.Delive
 	return all, err
 }
 
-// Produce appends records and waits for the acks. Each names its partition.
+// Produce appends records and waits for the acks. Each names its partition,
+// which may be a new one: hence a new client.
 func (a *Admin) Produce(ctx context.Context, records ...*kgo.Record) error {
-	if err := a.client.ProduceSync(ctx, records...).FirstErr(); err != nil {
+	client, err := kgo.NewClient(kgo.SeedBrokers(a.brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if err != nil {
+		return fmt.Errorf("making a Kafka client: %w", err)
+	}
+	defer client.Close()
+	if err := client.ProduceSync(ctx, records...).FirstErr(); err != nil {
 		return fmt.Errorf("producing %d records: %w", len(records), err)
 	}
 	return nil

@@ -28,7 +28,7 @@ type Admin struct {
 
 // NewAdmin makes a client; it connects when it is used. Close it.
 func NewAdmin(brokers ...string) (*Admin, error) {
-	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...))
 	if err != nil {
 		return nil, fmt.Errorf("making a Kafka client: %w", err)
 	}
