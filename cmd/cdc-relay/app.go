@@ -83,6 +83,8 @@ func (a *app) rootCommand() *cobra.Command {
 		a.failedCommand(),
 		a.initCommand(),
 		a.migrateCommand(),
+		a.quarantineCommand(),
+		a.receiptsCommand(),
 		a.replayCommand(),
 		a.runCommand(),
 		a.skipCommand(),

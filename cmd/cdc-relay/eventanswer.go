@@ -71,9 +71,9 @@ type effects struct {
 	Skip       string `json:"skip"`
 }
 
-// content is a payload.
+// content is a payload, or other bytes of a record.
 type content struct {
-	Null     bool   `json:"null"`     // a tombstone
+	Null     bool   `json:"null"`     // such as a tombstone
 	Encoding string `json:"encoding"` // utf8, or base64
 	Data     string `json:"data"`
 }
@@ -133,14 +133,17 @@ func (a *eventAnswer) addEffects(d *operate.Detail) error {
 	return nil
 }
 
-func (a *eventAnswer) addPayload(payload []byte) {
+func (a *eventAnswer) addPayload(payload []byte) { a.Payload = newContent(payload) }
+
+// newContent shows bytes, nil for a null.
+func newContent(b []byte) *content {
 	switch {
-	case payload == nil:
-		a.Payload = &content{Null: true, Encoding: "utf8"}
-	case utf8.Valid(payload):
-		a.Payload = &content{Encoding: "utf8", Data: string(payload)}
+	case b == nil:
+		return &content{Null: true, Encoding: "utf8"}
+	case utf8.Valid(b):
+		return &content{Encoding: "utf8", Data: string(b)}
 	default:
-		a.Payload = &content{Encoding: "base64", Data: base64.StdEncoding.EncodeToString(payload)}
+		return &content{Encoding: "base64", Data: base64.StdEncoding.EncodeToString(b)}
 	}
 }
 

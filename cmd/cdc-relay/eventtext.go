@@ -28,11 +28,7 @@ func (a *app) printEvent(e *eventAnswer) error {
 // then the columns of the row.
 func writeEvent(w io.Writer, e *eventAnswer) {
 	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(name, text string) {
-		if text != "" {
-			fmt.Fprintf(lines, "%s\t%s\n", name, printable(text))
-		}
-	}
+	line := lineWriter(lines)
 	line("event", fmt.Sprintf("%d, %s", e.ID, e.EventID))
 	line("status", e.Status+": "+e.Meaning)
 	if e.ErrorCode != "" {
@@ -59,6 +55,15 @@ func writeEvent(w io.Writer, e *eventAnswer) {
 	lines.Flush() // writes to a strings.Builder do not fail
 	e.writeContent(w)
 	writeAudit(w, e.Audit)
+}
+
+// lineWriter writes a name and what there is to say, if anything, a line each.
+func lineWriter(w io.Writer) func(name, text string) {
+	return func(name, text string) {
+		if text != "" {
+			fmt.Fprintf(w, "%s\t%s\n", name, printable(text))
+		}
+	}
 }
 
 func (e *eventAnswer) errorText() string {
@@ -146,14 +151,23 @@ func (e *eventAnswer) writeContent(w io.Writer) {
 	if e.Headers != nil {
 		fmt.Fprintf(w, "\nheaders:\n%s\n", printableLines(string(e.Headers)))
 	}
-	switch p := e.Payload; {
-	case p == nil:
-	case p.Null:
+	if e.Payload != nil && e.Payload.Null {
 		fmt.Fprintln(w, "\nno payload: a tombstone")
-	case p.Encoding == "utf8":
-		fmt.Fprintf(w, "\npayload:\n%s\n", printableLines(p.Data))
+		return
+	}
+	writeContent(w, "payload", e.Payload)
+}
+
+// writeContent writes bytes that were asked for.
+func writeContent(w io.Writer, name string, c *content) {
+	switch {
+	case c == nil:
+	case c.Null:
+		fmt.Fprintf(w, "\n%s: null\n", name)
+	case c.Encoding == "utf8":
+		fmt.Fprintf(w, "\n%s:\n%s\n", name, printableLines(c.Data))
 	default:
-		fmt.Fprintf(w, "\npayload, in %s:\n%s\n", p.Encoding, p.Data)
+		fmt.Fprintf(w, "\n%s, in %s:\n%s\n", name, c.Encoding, c.Data)
 	}
 }
 

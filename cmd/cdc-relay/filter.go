@@ -61,13 +61,7 @@ func (f *filterFlags) parse(args []string, now time.Time, statuses ...outbox.Sta
 	}
 	filter.Open = len(filter.Statuses) > 0 && !f.waived
 	var err error
-	if f.since != "" {
-		filter.Since, err = operate.ParseTime(f.since, now)
-	}
-	if err == nil && f.until != "" {
-		filter.Until, err = operate.ParseTime(f.until, now)
-	}
-	if err == nil {
+	if filter.Since, filter.Until, err = parseSpan(f.since, f.until, now); err == nil {
 		err = filter.Validate()
 	}
 	if err != nil {
@@ -76,19 +70,41 @@ func (f *filterFlags) parse(args []string, now time.Time, statuses ...outbox.Sta
 	return filter, nil
 }
 
+// parseSpan reads --since and --until; a flag that is not there is no bound.
+func parseSpan(since, until string, now time.Time) (from, to time.Time, err error) {
+	if since != "" {
+		from, err = operate.ParseTime(since, now)
+	}
+	if err == nil && until != "" {
+		to, err = operate.ParseTime(until, now)
+	}
+	return from, to, err
+}
+
+// parseEvents reads --event-id.
+func parseEvents(texts []string) ([]outbox.ID, error) {
+	var ids []outbox.ID
+	for _, text := range texts {
+		id, err := outbox.ParseID(text)
+		if err != nil {
+			return nil, fmt.Errorf("--event-id: %w", err)
+		}
+		ids = append(ids, id)
+	}
+	return ids, nil
+}
+
 func (f *filterFlags) parseLists(filter *operate.Filter, args []string) error {
 	for _, text := range args {
 		if err := filter.AddID(text); err != nil {
 			return err
 		}
 	}
-	for _, text := range f.eventIDs {
-		id, err := outbox.ParseID(text)
-		if err != nil {
-			return fmt.Errorf("--event-id: %w", err)
-		}
-		filter.EventIDs = append(filter.EventIDs, id)
+	events, err := parseEvents(f.eventIDs)
+	if err != nil {
+		return err
 	}
+	filter.EventIDs = append(filter.EventIDs, events...)
 	if len(f.statuses) > 0 {
 		filter.Statuses = nil
 	}

@@ -117,7 +117,7 @@ func TestInitRefuses(t *testing.T) {
 		{name: "slot of another plugin", sql: publication + "outbox WITH (publish = 'insert'); SELECT pg_create_logical_replication_slot('%s', 'test_decoding')",
 			want: "slot.plugin: the slot %s does not use the plugin pgoutput; name another one in slot.name"},
 		{name: "newer tables", sql: "INSERT INTO cdc_relay_schema_version (version_id, is_applied) VALUES (999, true)",
-			want: "table.schema_version: the database schema has version 999, this program knows up to 2; upgrade cdc-relay to the release that migrated the database, or a later one"},
+			want: "table.schema_version: the database schema has version 999, this program knows up to 3; upgrade cdc-relay to the release that migrated the database, or a later one"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

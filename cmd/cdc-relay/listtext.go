@@ -35,10 +35,16 @@ func printList[T any](a *app, c *config.Config, list *operate.List, header []str
 	if err := a.printItems(c.Pipeline, items, header, cells); err != nil {
 		return err
 	}
-	if note := pageNote(list.Page); note != "" {
-		if _, err := fmt.Fprintln(a.stdout, note); err != nil {
-			return fmt.Errorf("writing the answer: %w", err)
-		}
+	return a.printLine(pageNote(list.Page))
+}
+
+// printLine shows a line below a table; "" is none.
+func (a *app) printLine(text string) error {
+	if text == "" {
+		return nil
+	}
+	if _, err := fmt.Fprintln(a.stdout, text); err != nil {
+		return fmt.Errorf("writing the answer: %w", err)
 	}
 	return nil
 }

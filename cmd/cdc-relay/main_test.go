@@ -105,7 +105,7 @@ func TestCommandLines(t *testing.T) {
 		{name: "migrations without a database", args: []string{"migrate", "print", "--set", "outbox.table=events.outbox"},
 			stdout: `CREATE SCHEMA IF NOT EXISTS "events";`},
 		{name: "impossible range of migrations", args: []string{"migrate", "print", "--from", "9"}, code: 1,
-			stderr: "error: printing migrations from 9 to 2: want 0 <= from <= to <= 2\n"},
+			stderr: "error: printing migrations from 9 to 3: want 0 <= from <= to <= 3\n"},
 		{name: "no database configured", args: []string{"migrate", "up"}, code: 78,
 			stderr: "config: postgres.dsn: is required; write postgres.dsn in the file or set CDC_RELAY_POSTGRES__DSN (or postgres.dsn_file to read it from a file)\n"},
 	}

@@ -58,7 +58,7 @@ var table = map[string][]string{
 	"internal/retention":   {"internal/fault", "internal/pg", "outbox", pgx, metrics},
 	"internal/doctor":      {"internal/event", "internal/fault", "internal/pg", "migrations", "outbox", pglogrepl, pgx, kafkaGo},
 
-	"internal/operate": {"internal/event", "internal/fault", "internal/pg", "internal/sink/record", "outbox", pgx, kafkaGo},
+	"internal/operate": {"consumer/tables", "internal/event", "internal/fault", "internal/pg", "internal/sink/record", "outbox", pgx, kafkaGo},
 	"internal/slot":    {"internal/pg", pglogrepl, pgx},
 
 	"internal/pg":      {"internal/event", "internal/fault", pgx},

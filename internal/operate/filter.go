@@ -65,16 +65,23 @@ func (f Filter) ByID() bool { return len(f.IDs)+len(f.EventIDs) > 0 }
 // Validate says what about the filter makes no sense.
 func (f Filter) Validate() error {
 	switch {
-	case f.Limit < 1:
-		return errors.New("--limit must be 1 or more")
 	case f.After < 0:
 		return errors.New("--after must be the id that a list ended with")
 	case f.Phase != "" && f.Phase != PhasePublish && f.Phase != PhaseConsume:
 		return fmt.Errorf("--phase %q is unknown; use publish or consume", string(f.Phase))
-	case !f.Since.IsZero() && !f.Until.IsZero() && !f.Since.Before(f.Until):
+	}
+	return validate(f.Limit, f.Since, f.Until, f.texts())
+}
+
+// validate judges what all filters have.
+func validate(limit int, since, until time.Time, texts []text) error {
+	switch {
+	case limit < 1:
+		return errors.New("--limit must be 1 or more")
+	case !since.IsZero() && !until.IsZero() && !since.Before(until):
 		return errors.New("--since must be before --until")
 	}
-	for _, field := range f.texts() {
+	for _, field := range texts {
 		if !utf8.ValidString(field.value) || strings.ContainsRune(field.value, 0) {
 			return fmt.Errorf("--%s is not UTF-8 text, so no row has it", field.flag)
 		}
@@ -99,12 +106,7 @@ func (f Filter) texts() []text {
 // String is the filter as flags, for the audit.
 func (f Filter) String() string {
 	var parts []string
-	add := func(flag, value string) {
-		if strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r == '"' || r == '\'' }) {
-			value = strconv.Quote(value)
-		}
-		parts = append(parts, "--"+flag+" "+value)
-	}
+	add := func(flag, value string) { parts = append(parts, flagText(flag, value)) }
 	for _, id := range f.IDs {
 		add("id", strconv.FormatInt(id, 10))
 	}
@@ -137,6 +139,14 @@ func (f Filter) String() string {
 		}
 	}
 	return strings.Join(parts, " ")
+}
+
+// flagText is a flag with its value, quoted where a shell would need it.
+func flagText(flag, value string) string {
+	if strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r == '"' || r == '\'' }) {
+		value = strconv.Quote(value)
+	}
+	return "--" + flag + " " + value
 }
 
 // ParseStatus reads the name of a status, in upper or lower case.

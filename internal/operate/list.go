@@ -86,8 +86,10 @@ func (t *Table) rowColumns(s *selection) string {
 }
 
 // now is the time by the clock of the database.
-func (t *Table) now(ctx context.Context) (at time.Time, err error) {
-	if err := t.conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&at); err != nil {
+func (t *Table) now(ctx context.Context) (time.Time, error) { return timeOf(ctx, t.conn) }
+
+func timeOf(ctx context.Context, conn *pgx.Conn) (at time.Time, err error) {
+	if err := conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&at); err != nil {
 		return at, fmt.Errorf("asking the database for the time: %w", err)
 	}
 	return at.UTC(), nil

@@ -88,13 +88,9 @@ func (a *Actions) find(ctx context.Context, events []outbox.ID) (map[string]int6
 	if len(events) == 0 {
 		return found, nil
 	}
-	texts := make([]string, len(events))
-	for i, event := range events {
-		texts[i] = event.String()
-	}
 	var id int64
 	var event string
-	rows, err := a.table.conn.Query(ctx, a.table.sql(findSQL), texts)
+	rows, err := a.table.conn.Query(ctx, a.table.sql(findSQL), eventTexts(events))
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&id, &event}, func() error {
 			found[event] = id

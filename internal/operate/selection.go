@@ -94,11 +94,7 @@ func (t *Table) selection(f Filter) (*selection, error) {
 
 // namedRows are the rows that the filter names, as the text of a FROM.
 func (t *Table) namedRows(s *selection, f Filter) string {
-	events := make([]string, len(f.EventIDs))
-	for i, id := range f.EventIDs {
-		events[i] = id.String()
-	}
-	return fmt.Sprintf(t.sql(keySQL), s.bind(notNil(f.IDs)), s.bind(events))
+	return fmt.Sprintf(t.sql(keySQL), s.bind(notNil(f.IDs)), s.bind(eventTexts(f.EventIDs)))
 }
 
 // walkFrom is the id below which a walk begins.

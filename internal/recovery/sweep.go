@@ -83,7 +83,8 @@ SELECT coalesce((SELECT consumer_low_water_id FROM {lease} WHERE slot = $1), 0),
   FROM pg_current_snapshot() s`
 
 // sweepWalkSQL takes CONSUMED and FAILED rows for closed. A person may replay a
-// FAILED one: the walk from the first row on finds what becomes of it.
+// FAILED one: the walk from the first row on finds what becomes of it. A row
+// that somebody made CONSUMING without a lease has no time to judge it by.
 const sweepWalkSQL = `
 SELECT max(w.id)::bigint, coalesce(min(w.id) FILTER (WHERE w.status NOT IN (3, 4)), 0)::bigint,
        coalesce(bool_or(w.generation > 0), false),
