@@ -56,7 +56,8 @@ func TestVerdict(t *testing.T) {
 	good := func() *report {
 		retries := float64(lateEvents * lateAttempts)
 		return &report{
-			sent: events, requeued: requeues{delayed: delayedEvents, retries: retries, received: delayedEvents + retries},
+			mails: mails{accepted: registrations, attempts: registrations + 2, refused: 1, lost: 1, verified: registrations},
+			sent:  events, requeued: requeues{delayed: delayedEvents, retries: retries, received: delayedEvents + retries},
 			check: &check.Report{Committed: events, Records: events, Statuses: map[int16]int{check.Consumed: events}},
 		}
 	}
@@ -75,6 +76,12 @@ func TestVerdict(t *testing.T) {
 		{"too few retries", func(r *report) { r.requeued.retries--; r.requeued.received-- }, false},
 		{"a retry more", func(r *report) { r.requeued.retries++; r.requeued.received++ }, true},
 		{"one not back through the WAL", func(r *report) { r.requeued.received-- }, false},
+		{"an e-mail missing", func(r *report) { r.mails.accepted-- }, false},
+		{"an e-mail too many", func(r *report) { r.mails.surplus++ }, false},
+		{"a token that did not work", func(r *report) { r.mails.verified-- }, false},
+		{"nothing refused", func(r *report) { r.mails.refused-- }, false},
+		{"no answer lost", func(r *report) { r.mails.lost-- }, false},
+		{"more attempts", func(r *report) { r.mails.attempts++; r.mails.lost++ }, true},
 		{"a broken promise", func(r *report) { r.check.Problems = []check.Problem{{Kind: check.Disorder, Text: "x"}} }, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

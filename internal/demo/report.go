@@ -59,6 +59,7 @@ type report struct {
 	sent       int // rows that have been SENT
 	outOfOrder int
 	requeued   requeues
+	mails      mails
 	late       time.Duration   // from when the delayed event was due until it was published
 	latency    []time.Duration // of the load, sorted
 	lag        int64           // bytes of WAL that the slot is behind
@@ -67,7 +68,7 @@ type report struct {
 	took       time.Duration
 }
 
-func newReport(ctx context.Context, w *world, c *consumer, took time.Duration) (*report, error) {
+func newReport(ctx context.Context, w *world, s *site, c *consumers, took time.Duration) (*report, error) {
 	rows, err := load.ReadTable(ctx, w.pool, table, "payload")
 	if err != nil {
 		return nil, err
@@ -82,7 +83,10 @@ func newReport(ctx context.Context, w *world, c *consumer, took time.Duration) (
 	}
 	r := &report{took: took}
 	r.requeued = requeues{relay.Counters[delayedAsked], relay.Counters[retriesAsked], relay.Counters[viaRequeue]}
-	r.times(w, c)
+	r.times(w, c.first())
+	if r.mails, err = newMails(ctx, s); err != nil {
+		return nil, err
+	}
 	r.check = check.Run{Events: w.history.Events(), Rows: rows, Records: records}.Check()
 	for _, p := range r.check.Problems {
 		if p.Kind == check.Disorder {
@@ -99,17 +103,17 @@ func newReport(ctx context.Context, w *world, c *consumer, took time.Duration) (
 	return r, nil
 }
 
-// times compares when records were published and read with when their events
+// times compares when records were published and handled with when their events
 // were committed or due.
-func (r *report) times(w *world, c *consumer) {
+func (r *report) times(w *world, handled map[int64]handling) {
 	for _, e := range w.history.Events() {
-		a, ok := c.consumed[e.ID]
+		h, ok := handled[e.ID]
 		switch asked, known := w.history.Asked(e.ID); {
 		case !ok || !known:
 		case e.Aggregate.Type == delayedType:
-			r.late = a.Timestamp.Sub(w.due)
-		case e.Aggregate.Type != lateType:
-			r.latency = append(r.latency, a.read.Sub(asked))
+			r.late = h.published.Sub(w.due)
+		case slices.Contains(types, e.Aggregate.Type):
+			r.latency = append(r.latency, h.began.Sub(asked))
 		}
 	}
 	slices.Sort(r.latency)
@@ -122,14 +126,16 @@ func (r *report) String() string {
 	line("written", r.check.Committed, fmt.Sprintf("events of %d aggregates, %d transactions, %d more rolled back", aggregates, r.committed, r.rolledBack))
 	line("published", r.check.Records, "records in Kafka")
 	line("SENT", r.sent, "rows, written back by the relay")
-	line("CONSUMED", r.check.Statuses[check.Consumed], "rows, claimed and finished by the consumer")
+	line("CONSUMED", r.check.Statuses[check.Consumed], "rows, claimed and finished by the consumers")
 	line("READY", r.check.Statuses[check.Ready], "rows left over")
 	line("delayed", r.requeued.delayed, fmt.Sprintf("event, published %.1f s after it was due", r.late.Seconds()))
 	line("retried", r.requeued.retries, fmt.Sprintf("times, as the topic of %d events was missing until each had failed %d times", lateEvents, lateAttempts))
 	line("requeued", r.requeued.received, "times a row came back through the WAL")
+	line("e-mails", r.mails.accepted, r.mails.line())
+	line("verified", r.mails.verified, "users, by the token in their e-mail; none worked twice")
 	line("duplicates", r.check.Duplicates, "")
 	line("out of order", r.outOfOrder, "")
-	fmt.Fprintf(&b, "  %-13s p50 %.1f ms, p99 %.1f ms from the start of a commit to its record at the consumer\n",
+	fmt.Fprintf(&b, "  %-13s p50 %.1f ms, p99 %.1f ms from the start of a commit to the handler of its event, which is claimed by then\n",
 		"latency", milliseconds(quantile(r.latency, 0.50)), milliseconds(quantile(r.latency, 0.99)))
 	line("slot lag", r.lag, "bytes")
 	fmt.Fprintf(&b, "  %-13s %.1f s\n", "time", r.took.Seconds())
@@ -153,7 +159,7 @@ func (r *report) verdict() error {
 		return fmt.Errorf("%d delayed events and at least %d retries were to come back through the WAL: %v and %v were asked for, %v came back",
 			delayedEvents, lateEvents*lateAttempts, q.delayed, q.retries, q.received)
 	}
-	return nil
+	return r.mails.verdict()
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -56,8 +56,8 @@ func (w *world) insertDelayed(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // makeLateTopic makes the missing topic once each of its events has been
-// retried in vain, and lets c read it.
-func (w *world) makeLateTopic(ctx context.Context, c *consumer) error {
+// retried in vain. The consumers find it by themselves.
+func (w *world) makeLateTopic(ctx context.Context) error {
 	if err := until(ctx, "the events without a topic to be retried", func() (bool, error) {
 		var retried int
 		err := w.pool.QueryRow(ctx, `SELECT count(*) FROM `+table+` WHERE aggregate_type = $1 AND attempts >= $2`,
@@ -69,7 +69,6 @@ func (w *world) makeLateTopic(ctx context.Context, c *consumer) error {
 	if err := w.makeTopics(ctx, lateType); err != nil {
 		return err
 	}
-	c.client.AddConsumeTopics(w.topic(lateType))
 	fmt.Printf("  the topic of %d events that failed %d times each is made now\n", lateEvents, lateAttempts)
 	return nil
 }

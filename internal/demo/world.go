@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,7 +26,7 @@ const (
 )
 
 // types are the aggregate types of the load, a topic each.
-var types = []string{"order", "user"}
+var types = []string{"order", "shipment"}
 
 // world is what the demo makes and removes again. What was not made yet is nil
 // or empty.
@@ -40,6 +41,8 @@ type world struct {
 	pool    *pgxpool.Pool
 	topics  *topics.Admin
 	made    []string // topics
+	groups  []string // of consumers
+	log     *os.File // of the consumers
 	relay   *relayproc.Process
 	status  string // host:port of the relay's /statusz
 	history *load.History
@@ -92,12 +95,18 @@ func (w *world) makeDatabase(ctx context.Context) error {
 // topic is named as in the relay's configuration below.
 func (w *world) topic(aggregateType string) string { return w.name + "." + aggregateType }
 
+// group names a consumer group, to be removed.
+func (w *world) group(name string) string {
+	w.groups = append(w.groups, w.name+"."+name)
+	return w.name + "." + name
+}
+
 // connectKafka makes the topics that are there from the start.
 func (w *world) connectKafka(ctx context.Context) (err error) {
 	if w.topics, err = topics.NewAdmin(w.broker); err != nil {
 		return err
 	}
-	return w.makeTopics(ctx, append([]string{delayedType}, types...)...)
+	return w.makeTopics(ctx, append([]string{delayedType, userType}, types...)...)
 }
 
 func (w *world) makeTopics(ctx context.Context, aggregateTypes ...string) error {
@@ -115,6 +124,9 @@ func (w *world) makeTopics(ctx context.Context, aggregateTypes ...string) error 
 func (w *world) setUp(ctx context.Context) (err error) {
 	if w.dir, err = os.MkdirTemp("", "cdc-relay-demo-"); err != nil {
 		return fmt.Errorf("making a folder: %w", err)
+	}
+	if w.log, err = os.Create(filepath.Join(w.dir, "consumers.log")); err != nil {
+		return fmt.Errorf("making a file: %w", err)
 	}
 	if w.status, err = relayproc.FreeAddr(); err != nil {
 		return err
@@ -171,6 +183,19 @@ func (w *world) watchRelay(ctx context.Context) error {
 	}
 }
 
+// logTail returns the last lines of the consumers' log.
+func (w *world) logTail(lines int) string {
+	if w.log == nil {
+		return ""
+	}
+	data, err := os.ReadFile(w.log.Name())
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
 func (w *world) connect(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, w.dsn) }
 
 // settle waits until every row is CONSUMED and the slot is at the end.
@@ -203,6 +228,9 @@ func (w *world) remove(ctx context.Context) error {
 		if len(w.made) > 0 {
 			errs = append(errs, w.topics.Delete(ctx, w.made...))
 		}
+		if len(w.groups) > 0 {
+			errs = append(errs, w.topics.DeleteGroups(ctx, w.groups...))
+		}
 		w.topics.Close()
 	}
 	if w.pool != nil {
@@ -210,6 +238,9 @@ func (w *world) remove(ctx context.Context) error {
 	}
 	if w.name != "" {
 		errs = append(errs, w.dropDatabase(ctx))
+	}
+	if w.log != nil {
+		errs = append(errs, w.log.Close())
 	}
 	if w.dir != "" {
 		errs = append(errs, os.RemoveAll(w.dir))
