@@ -90,3 +90,43 @@ func TestDatabaseAwayPastTheLease(t *testing.T) {
 		b.Want("running", *running, consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1, Accepted: 1, Received: 1})
 	})
 }
+
+// TestClocksApart: the database's clock is an hour ahead of the consumer's, or
+// behind it. Leases, delays and the age of an event are the database's to tell.
+func TestClocksApart(t *testing.T) {
+	t.Parallel()
+	for name, off := range map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := harness.StartClusterWithClock(t, off)
+			eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
+				b := consumerbed.New(t, consumerbed.Options{DB: cluster.New(t), Partitions: 3, Consumer: consumerproc.Config{
+					Mode: mode, RetryBase: time.Second, KeyTTL: 30 * time.Minute, Horizon: 30 * time.Minute}})
+				if apart := b.Ahead(); (off - apart).Abs() > time.Minute {
+					t.Fatalf("the database's clock is %v ahead, want %v", apart, off)
+				}
+				events := b.Insert(inPartitions(3)...)
+				plain, failing, killed := &events[0], &events[1], &events[2]
+				b.Order(consumerproc.Started, *failing, 1, consumerproc.FailLater)
+				next := b.Hold(consumerproc.Started, *failing)
+				held := b.Hold(consumerproc.Received, *killed)
+				b.Publish(events)
+				p := b.Start()
+				held.Wait()
+				next.Wait()
+				if !b.DelayOver(*failing) {
+					t.Error("the next attempt began before next_attempt_at")
+				}
+				next.Release(consumerproc.GoOn)
+				b.WaitCommitted(*failing)
+				b.WaitCommitted(*plain)
+				p.Kill()
+				b.Start()
+				b.Finish(consumerbed.Arranged{})
+				b.Want("plain", *plain, once)
+				b.Want("failed once", *failing, consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1, Accepted: 1, Received: 1})
+				b.Want("killed", *killed, consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1, Accepted: 2, Received: 2})
+			})
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -109,6 +110,13 @@ func (b *Bed) InMessages(text string) bool {
 	b.t.Helper()
 	return b.Count(`SELECT count(*) FROM (SELECT error_message FROM public.outbox UNION ALL SELECT error_message FROM public.outbox_receipt) m
 		WHERE strpos(error_message, $1) > 0`, text) > 0
+}
+
+// Ahead is how far the database's clock is ahead of the test's.
+func (b *Bed) Ahead() time.Duration {
+	b.t.Helper()
+	now := scan(b, pgx.RowTo[time.Time], `SELECT clock_timestamp()`)
+	return time.Until(now[0])
 }
 
 // LeaseOver reports whether the lease of an event's claim has run out.

@@ -42,6 +42,7 @@ type Config struct {
 	Policy          string // of ambiguity: repeat, query, hold
 	Lease           time.Duration
 	Horizon         time.Duration
+	KeyTTL          time.Duration
 	NotSentWait     time.Duration
 	RetryBase       time.Duration
 	RetryMax        time.Duration

@@ -85,6 +85,7 @@ func options(cfg Config, svc *service) (opts []consumer.Option, err error) {
 	add(cfg.Mode != Shared, consumer.Receipts(cfg.Purpose))
 	add(cfg.Lease > 0, consumer.Lease(cfg.Lease))
 	add(cfg.Mode != Shared, consumer.Horizon(cfg.Horizon))
+	add(cfg.KeyTTL > 0, consumer.KeyTTL(cfg.KeyTTL))
 	add(cfg.NotSentWait > 0, consumer.NotSentWait(cfg.NotSentWait))
 	add(cfg.RetryBase > 0, consumer.RetryDelay(retry))
 	add(cfg.RevokeGrace > 0, consumer.RevokeGrace(cfg.RevokeGrace))

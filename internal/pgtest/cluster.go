@@ -23,6 +23,7 @@ type Cluster struct {
 	Version int
 	Dir     string // the data directory
 	Port    int
+	Env     []string // added to the environment of the server's programs
 	bin     string
 	log     string
 	user    *syscall.Credential // nil: the test's own
@@ -163,6 +164,7 @@ func (c *Cluster) run(dir, program string, args ...string) (output []byte, err e
 	defer out.Close()
 	cmd := exec.Command(filepath.Join(c.bin, program), args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, out, out
+	cmd.Env = append(os.Environ(), c.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c.user}
 	err = cmd.Run()
 	output, _ = os.ReadFile(out.Name()) // shown to people only
