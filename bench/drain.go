@@ -64,7 +64,7 @@ func (d *drain) run(ctx context.Context) (err error) {
 		return err
 	}
 	d.report(floorTime, r)
-	return nil
+	return d.consume(ctx)
 }
 
 func (d *drain) report(floorTime time.Duration, r result) {

@@ -1,6 +1,7 @@
-// Command bench measures the relay against what PostgreSQL alone can do, in
-// one run on one machine. It prints figures and asserts nothing: rates on a
-// shared machine are noise, their ratio within a run is not.
+// Command bench measures the relay against what PostgreSQL alone can do, and the
+// consumer kit one event at a time against a chunk at a time, in one run on one
+// machine. It prints figures and asserts nothing: rates on a shared machine are
+// noise, their ratio within a run is not.
 //
 // It needs the development stack: make bench.
 package main

@@ -29,19 +29,30 @@ func (c *Consumer) call(ctx context.Context, h Handler, ev *Event) (err error) {
 		ctx, cancel = context.WithTimeout(ctx, d)
 		defer cancel()
 	}
-	defer func() {
-		if v := recover(); v != nil {
-			p := &panicked{fmt.Sprintf("%T", v)} // its text may hold what must not be logged
-			if v, ok := v.(runtime.Error); ok {
-				p.text = v.Error()
-			}
-			c.log.Error(p.Error(), "event_id", ev.ID, "stack", string(debug.Stack()))
-			err = p
-		}
-	}()
+	defer c.caught(ev, &err)
 	start := time.Now()
 	defer func() { c.opt.observer.Processed(ev.Topic, time.Since(start)) }()
 	return h(ctx, ev)
+}
+
+// caught makes a panic of the application's code an error. It is deferred.
+func (c *Consumer) caught(ev *Event, err *error) {
+	v := recover()
+	if v == nil {
+		return
+	}
+	p := &panicked{fmt.Sprintf("%T", v)} // its text may hold what must not be logged
+	if v, ok := v.(runtime.Error); ok {
+		p.text = v.Error()
+	}
+	c.log.Error(p.Error(), "event_id", ev.ID, "stack", string(debug.Stack()))
+	*err = p
+}
+
+// ask asks the receiver of an effect whether it happened.
+func (c *Consumer) ask(ctx context.Context, it *item) (found Found, err error) {
+	defer c.caught(it.ev, &err)
+	return c.opt.ambiguity.ask(ctx, it.ev)
 }
 
 // attempt handles an event under its claim.
@@ -68,7 +79,7 @@ func (c *Consumer) clear(ctx context.Context, it *item) (outcome, bool) {
 	case holdKind:
 		return inDoubt, true
 	case queryKind:
-		switch found, err := p.ask(ctx, it.ev); {
+		switch found, err := c.ask(ctx, it); {
 		case err == nil && found == Present:
 			return outcome{end: succeed, counted: Consumed}, true
 		case err == nil && found == Absent:
@@ -135,7 +146,7 @@ func (c *Consumer) doubt(ctx context.Context, it *item, err error) outcome {
 	case holdKind:
 		return c.told(it, err, inDoubt)
 	case queryKind:
-		if found, asked := p.ask(ctx, it.ev); asked == nil && found == Present {
+		if found, asked := c.ask(ctx, it); asked == nil && found == Present {
 			return outcome{end: succeed, counted: Consumed}
 		}
 	}

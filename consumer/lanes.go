@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"slices"
 	"time"
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
@@ -20,7 +21,7 @@ func (p *partition) fill() {
 // acquire asks for the claims of what can start soon. By offset, nothing is
 // claimed behind a record that waits; with lanes, nothing of its key.
 func (p *partition) acquire() {
-	if p.claiming {
+	if p.claiming || !p.any(fresh) {
 		return
 	}
 	room := p.pace.chunk(p.c.opt)
@@ -80,6 +81,7 @@ func (p *partition) behind(first *item) []store.Ref {
 // start runs the handlers of claimed events, each only when nothing of its lane
 // is before it: all earlier ones have a final outcome, recorded or about to be.
 func (p *partition) start() {
+	p.overdue = false
 	blocked := map[uint64]bool{}
 	for _, it := range p.window {
 		if p.handling >= p.c.opt.concurrency {
@@ -109,6 +111,7 @@ func (p *partition) stands(it *item) bool {
 		it.wait(0, "")
 		it.back()
 	}
+	p.overdue = p.overdue || !usable && !lost
 	return usable
 }
 
@@ -148,9 +151,16 @@ func (p *partition) settle() {
 	}()
 }
 
+func (p *partition) any(ph phase) bool {
+	return slices.ContainsFunc(p.window, func(it *item) bool { return it.phase == ph })
+}
+
 // unclaim hands back what is ready and has to wait for long behind an earlier
 // event of its lane: somebody who looks at the row would think it is in work.
 func (p *partition) unclaim() {
+	if !p.any(ready) {
+		return
+	}
 	held := map[uint64]bool{}
 	all := false
 	for _, it := range p.window {

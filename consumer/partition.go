@@ -48,6 +48,8 @@ type partition struct {
 
 	claiming, recording bool // at most one statement of each is on its way
 	handling            int  // handlers
+	// overdue: a claimed event may not start until its claim is renewed.
+	overdue bool
 	pace                pace
 	flood               flood
 
@@ -185,6 +187,9 @@ func (p *partition) wake() {
 // sleep returns how long until the next wait is over.
 func (p *partition) sleep() time.Duration {
 	next := time.Hour
+	if p.overdue {
+		next = ownWait
+	}
 	for _, it := range p.window {
 		if it.phase == waiting {
 			next = min(next, time.Until(it.due))
