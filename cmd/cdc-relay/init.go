@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/cdc-relay/cdc-relay/internal/config"
+	"github.com/cdc-relay/cdc-relay/internal/doctor"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 )
 
@@ -16,9 +18,10 @@ func (a *app) initCommand() *cobra.Command {
 	var apply, printSQL bool
 	cmd := &cobra.Command{
 		Use:   "init",
-		Short: "Plan what the database still needs: tables, publication, slot",
-		Long: "Print what the database has and still needs: tables, publication, slot, in this order.\n" +
-			"Nothing is changed without --apply, and nothing is ever dropped. What exists and is\n" +
+		Short: "Plan what the database still needs: tables, grants, publication, slot",
+		Long: "Print what the database has and still needs: tables, grants, publication, slot, in this\n" +
+			"order. Grants are those of the roles cdc_relay_consumer and cdc_relay_operator, where they\n" +
+			"exist. Nothing is changed without --apply, and nothing is ever dropped. What exists and is\n" +
 			"not as it must be is refused with the statement that puts it right.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -51,8 +54,12 @@ func (a *app) initDatabase(ctx context.Context, c *config.Config, apply, printSQ
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
+	roles, err := doctor.Roles(ctx, conn)
+	if err != nil {
+		return err
+	}
 	var items []planItem
-	for _, step := range initSteps(c, conn) {
+	for _, step := range initSteps(c, conn, roles) {
 		item, err := takeStep(ctx, step, apply)
 		if err != nil {
 			// What was done before stays done: show it.
@@ -115,8 +122,11 @@ func (a *app) printPlan(c *config.Config, items []planItem, printSQL bool) error
 
 // firstLine is the SQL of a step where a table has room for it.
 func firstLine(item planItem) string {
-	if item.Step == stepTables && item.SQL != "" {
+	switch {
+	case item.Step == stepTables && item.SQL != "":
 		return "shown by cdc-relay migrate print"
+	case strings.Contains(item.SQL, "\n"):
+		return "shown by cdc-relay init --print-sql"
 	}
 	return item.SQL
 }
@@ -133,12 +143,13 @@ type initStep struct {
 
 const stepTables = "tables"
 
-func initSteps(c *config.Config, conn *pgx.Conn) []initStep {
+func initSteps(c *config.Config, conn *pgx.Conn, roles []string) []initStep {
 	execute := func(ctx context.Context, sql string) error {
-		_, err := conn.Exec(ctx, sql)
+		// several statements, perhaps
+		_, err := conn.PgConn().Exec(ctx, sql).ReadAll()
 		return err
 	}
-	return []initStep{
+	steps := []initStep{
 		{
 			kind: stepTables, name: c.Outbox.Table.Schema,
 			missing: func(ctx context.Context) (string, error) { return missingTables(ctx, conn, c.Outbox.Table.Schema) },
@@ -147,15 +158,21 @@ func initSteps(c *config.Config, conn *pgx.Conn) []initStep {
 				return err
 			},
 		},
-		{
-			kind: "publication", name: c.Slot.Publication,
-			missing: func(ctx context.Context) (string, error) { return missingPublication(ctx, conn, c) },
-			make:    execute,
-		},
-		{
-			kind: "slot", name: c.Slot.Name,
-			missing: func(ctx context.Context) (string, error) { return missingSlot(ctx, conn, c) },
-			make:    func(ctx context.Context, sql string) error { return makeSlot(ctx, conn, c, sql) },
-		},
 	}
+	for _, role := range roles {
+		steps = append(steps, initStep{
+			kind: "grants", name: role,
+			missing: func(ctx context.Context) (string, error) { return missingGrants(ctx, conn, c, role) },
+			make:    execute,
+		})
+	}
+	return append(steps, initStep{
+		kind: "publication", name: c.Slot.Publication,
+		missing: func(ctx context.Context) (string, error) { return missingPublication(ctx, conn, c) },
+		make:    execute,
+	}, initStep{
+		kind: "slot", name: c.Slot.Name,
+		missing: func(ctx context.Context) (string, error) { return missingSlot(ctx, conn, c) },
+		make:    func(ctx context.Context, sql string) error { return makeSlot(ctx, conn, c, sql) },
+	})
 }

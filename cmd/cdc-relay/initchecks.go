@@ -61,6 +61,15 @@ func missingTables(ctx context.Context, conn *pgx.Conn, schema string) (string, 
 	return sql.String(), nil
 }
 
+// missingGrants returns what a role lacks.
+func missingGrants(ctx context.Context, conn *pgx.Conn, c *config.Config, role string) (string, error) {
+	statements, err := doctor.MissingRoleGrants(ctx, conn, doctorConfig(c), role)
+	if err != nil || len(statements) == 0 {
+		return "", err
+	}
+	return strings.Join(statements, ";\n") + ";", nil
+}
+
 func missingPublication(ctx context.Context, conn *pgx.Conn, c *config.Config) (string, error) {
 	facts, err := doctor.Look(ctx, conn, doctorConfig(c))
 	if err != nil {

@@ -282,7 +282,8 @@ func TestKitInTheOutboxDatabase(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		db.Migrate(t, "public")
-		environ := []string{"CDC_RELAY_POSTGRES__DSN=" + db.DSN}
+		_, dsn := db.Operator(t)
+		environ := []string{"CDC_RELAY_POSTGRES__DSN=" + dsn}
 		db.Exec(t, `INSERT INTO outbox_quarantine (consumer, topic, partition, "offset", digest, reason, message, record_headers) VALUES ('c', 't', 0, 1, '', 'MISSING', 'm', '')`)
 		if got := runCommand(t, environ, "quarantine", "drop", "1", "--reason", "x"); got.code != 0 {
 			t.Errorf("%+v", got)

@@ -12,10 +12,11 @@ const operatorGrants = `
 GRANT SELECT ON outbox, cdc_relay_slot, cdc_relay_lease, cdc_relay_topic, cdc_relay_schema_version TO {login};
 GRANT UPDATE (send_status, attempts, next_attempt_at, commit_lsn, claim_generation, claimed_by, lease_until, sent_at,
               finished_at, error_code, error_message) ON outbox TO {login};
-GRANT UPDATE ON cdc_relay_topic TO {login};
+GRANT UPDATE ON cdc_relay_topic, outbox_receipt, outbox_quarantine TO {login};
 GRANT INSERT ON cdc_relay_audit TO {login};
-GRANT SELECT ON cdc_relay_audit, outbox_readable TO {login};
-GRANT DELETE ON outbox TO {login}`
+GRANT SELECT ON cdc_relay_audit, outbox_readable, outbox_quarantine TO {login};
+GRANT DELETE ON outbox TO {login};
+GRANT SELECT, DELETE ON outbox_receipt TO {login}`
 
 // consumerGrants are the rights of a consumer.
 const consumerGrants = `
