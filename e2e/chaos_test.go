@@ -194,7 +194,10 @@ func (s *storm) hit(r *harness.Relay) *harness.Relay {
 	}
 	if how == "killed" {
 		r.Kill()
-	} else if code, _ := r.Terminate(); code != 0 {
+		return s.b.Start(nil)
+	}
+	s.b.Wait("an instance that can be stopped in order", func() bool { return r.Status() != nil })
+	if code, _ := r.Terminate(); code != 0 {
 		s.t.Errorf("exit code %d after SIGTERM, want 0", code)
 	}
 	return s.b.Start(nil)
