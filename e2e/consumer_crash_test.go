@@ -93,41 +93,6 @@ func killedAtEachStep(t *testing.T, mode consumerproc.Mode, db *pgtest.DB) {
 	second.WantRecords(consumerbed.Counts{"consumed": 4, "duplicate": 1})
 }
 
-// TestTransactionKilled: an effect in the database and its receipt are there
-// together, or neither is.
-func TestTransactionKilled(t *testing.T) {
-	t.Parallel()
-	b := consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: consumerproc.Config{Mode: consumerproc.Transaction}})
-	// A commit with this event's effect waits until the test lets it go on.
-	events := b.Insert(inPartitions(2)...)
-	inside, committed := &events[0], &events[1]
-	b.Exec(`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
-		BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); RETURN NULL; END $$`)
-	b.Exec(`CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON public.effect DEFERRABLE INITIALLY DEFERRED
-		FOR EACH ROW WHEN (NEW.event_id = '` + committed.ID.String() + `') EXECUTE FUNCTION wait()`)
-	holder := b.DB.Conn(t)
-	exec(t, holder, `SELECT pg_advisory_lock(4711)`)
-	held := b.Hold(consumerproc.Recorded, *inside)
-	b.Publish(events)
-
-	first := b.Start()
-	held.Wait()
-	b.Wait("a commit to wait", func() bool {
-		return b.Count(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`) > 0
-	})
-	first.Freeze()
-	exec(t, holder, `SELECT pg_advisory_unlock(4711)`)
-	b.WaitStatus(check.Consumed, *committed)
-	first.Kill()
-	b.Want("killed inside the transaction", *inside, consumerbed.Facts{Status: consumerbed.NoReceipt})
-	b.Want("killed after the commit", *committed, consumerbed.Facts{Status: check.Consumed})
-	b.WantStays("killed after the commit", *committed)
-
-	second := b.Start()
-	b.Finish(consumerbed.Arranged{}) // one effect each
-	second.WantRecords(consumerbed.Counts{"consumed": 1, "duplicate": 1})
-}
-
 // TestDelayOutlivesItsConsumer: the delay of a failed attempt is on the row, or
 // the receipt, and honoured by the next process.
 func TestDelayOutlivesItsConsumer(t *testing.T) {

@@ -16,8 +16,12 @@ func heldInTwoPartitions(t *testing.T, cfg consumerproc.Config) (b *consumerbed.
 	t.Helper()
 	b = consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: cfg})
 	events = b.Insert(inPartitions(2)...)
+	at := consumerproc.Call
+	if cfg.Mode == consumerproc.Transaction {
+		at = consumerproc.Recorded
+	}
 	for i := range held {
-		held[i] = b.Hold(consumerproc.Call, events[i])
+		held[i] = b.Hold(at, events[i])
 	}
 	b.Publish(events)
 	first = b.Start()

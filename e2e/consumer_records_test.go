@@ -76,18 +76,6 @@ func TestRepeatedRecords(t *testing.T) {
 	})
 }
 
-// TestRepeatedRecordsInTransactions: the same for receipts of transactions.
-func TestRepeatedRecordsInTransactions(t *testing.T) {
-	t.Parallel()
-	b := consumerbed.New(t, consumerbed.Options{Consumer: consumerproc.Config{Mode: consumerproc.Transaction, Concurrency: 4}})
-	ev := b.Insert(consumerbed.Spec{})[0]
-	b.Produce(ev.Record(), ev.Record(), ev.Record())
-	p := b.Start()
-	b.Finish(consumerbed.Arranged{})
-	p.WantRecords(consumerbed.Counts{consumer.Consumed: 1, consumer.Duplicate: 2})
-	b.Want("three copies", ev, consumerbed.Facts{Status: check.Consumed})
-}
-
 // TestEmptyValueAndTombstone are told apart.
 func TestEmptyValueAndTombstone(t *testing.T) {
 	t.Parallel()

@@ -46,10 +46,10 @@ func TestRelayDeadBeforeSENT(t *testing.T) {
 	relay := r.StartStreaming(nil)
 	release := holdBackSENT(t, r)
 	id := r.InsertOne(harness.Row("user", "u", "hello"))
-	b.Wait("the write-back", func() bool { return b.Count(waitingWriteBacks) == 1 })
+	b.Wait("the write-back", func() bool { return b.Count(waitingForAdvisory) == 1 })
 	relay.Kill()
-	b.Exec(`SELECT pg_terminate_backend(pid) FROM (` + writeBacks + `) w`)
-	b.Wait("the end of the write-back", func() bool { return b.Count(waitingWriteBacks) == 0 })
+	b.Exec(`SELECT pg_terminate_backend(pid) FROM (` + advisoryWaiters + `) w`)
+	b.Wait("the end of the write-back", func() bool { return b.Count(waitingForAdvisory) == 0 })
 	release()
 	ev := b.Find(id)
 	p := b.Start()
@@ -63,10 +63,11 @@ func TestRelayDeadBeforeSENT(t *testing.T) {
 	r.Finish(harness.Allow{Duplicates: 1})
 }
 
+// Sessions that wait for an advisory lock, and how many there are.
 const (
-	writeBacks = `SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+	advisoryWaiters = `SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
-	waitingWriteBacks = `SELECT count(*) FROM (` + writeBacks + `) w`
+	waitingForAdvisory = `SELECT count(*) FROM (` + advisoryWaiters + `) w`
 )
 
 // TestReplayedWhileItsOldRecordComesAgain: a FAILED event is replayed, and its

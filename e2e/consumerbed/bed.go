@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/cdc-relay/cdc-relay/consumer/tables"
 	"github.com/cdc-relay/cdc-relay/e2e/check"
 	"github.com/cdc-relay/cdc-relay/e2e/consumerproc"
 	"github.com/cdc-relay/cdc-relay/e2e/harness"
@@ -77,9 +78,7 @@ func New(t testing.TB, o Options) *Bed {
 	if b.DB == nil {
 		b.DB = pgtest.New(t, 18)
 	}
-	if o.Relay == nil {
-		b.DB.Migrate(t, "public")
-	}
+	b.makeTables(o)
 	b.connect(*kafka, o)
 	stub := httptest.NewServer(b.Provider)
 	t.Cleanup(stub.Close)
@@ -95,10 +94,25 @@ func New(t testing.TB, o Options) *Bed {
 	b.cfg.Mode = orElse(b.cfg.Mode, consumerproc.Shared)
 	b.cfg.Lease = orElse(b.cfg.Lease, lease)
 	b.cfg.Purpose, b.cfg.Horizon = orElse(b.cfg.Purpose, consumerproc.Purpose), orElse(b.cfg.Horizon, time.Hour)
-	if b.cfg.Mode == consumerproc.Transaction {
-		b.Exec(`CREATE TABLE public.effect (event_id uuid NOT NULL, purpose text NOT NULL)`)
-	}
 	return b
+}
+
+// makeTables makes an outbox or, for effects in transactions, what a consumer
+// needs in a database of its own.
+func (b *Bed) makeTables(o Options) {
+	b.t.Helper()
+	switch {
+	case o.Relay != nil: // did it
+	case o.Consumer.Mode == consumerproc.Transaction:
+		sql, err := tables.SQL("public")
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		b.DB.Exec(b.t, sql)
+		b.DB.Exec(b.t, `CREATE TABLE public.effect (event_id uuid NOT NULL, purpose text NOT NULL)`)
+	default:
+		b.DB.Migrate(b.t, "public")
+	}
 }
 
 // Sibling is a bed in the same world for another group, with another purpose.

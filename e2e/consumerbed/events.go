@@ -52,27 +52,45 @@ func (b *Bed) PutOne(spec Spec) Event {
 	return b.Put(spec)[0]
 }
 
-// Insert makes the rows alone.
+// Insert makes the rows alone. A consumer with a database of its own has none.
 func (b *Bed) Insert(specs ...Spec) []Event {
 	b.t.Helper()
 	events := make([]Event, len(specs))
-	ids, keys, payloads, sent := make([]outbox.ID, len(specs)), make([]string, len(specs)), make([][]byte, len(specs)), make([]bool, len(specs))
 	for i, s := range specs {
-		e := &events[i]
-		e.ID, e.Key, e.Payload = outbox.NewID(), orElse(s.Key, fmt.Sprintf("k%d", i)), nil
-		if e.Payload = b.notice(e.ID); s.Payload != nil {
-			e.Payload = s.Payload(e.ID)
-		}
-		e.Place = check.Place{PartitionName: b.Partition(s.Partition), Offset: -1}
-		ids[i], keys[i], payloads[i], sent[i] = e.ID, e.Key, e.Payload, !s.Unsent
+		events[i] = b.event(i, s)
 	}
-	rowIDs := scan(b, pgx.RowTo[int64], `INSERT INTO public.outbox (event_id, aggregate_type, aggregate_id, event_type, payload, send_status, sent_at)
-		SELECT id, 'user', key, 'user.registered', payload, CASE WHEN sent THEN 2 ELSE 0 END, CASE WHEN sent THEN clock_timestamp() END
-		FROM unnest($1::uuid[], $2::text[], $3::bytea[], $4::bool[]) v(id, key, payload, sent) RETURNING id`, ids, keys, payloads, sent)
-	for i, id := range rowIDs {
-		events[i].RowID = id
+	if b.cfg.Mode != consumerproc.Transaction {
+		b.insert(events, specs)
 	}
 	return events
+}
+
+// event is the i-th event of those that are made together.
+func (b *Bed) event(i int, s Spec) Event {
+	b.t.Helper()
+	e := Event{RowID: int64(i + 1), ID: outbox.NewID(), Key: orElse(s.Key, fmt.Sprint("k", i))}
+	if s.Payload != nil {
+		e.Payload = s.Payload(e.ID)
+	} else {
+		e.Payload = b.notice(e.ID)
+	}
+	e.Place = check.Place{PartitionName: b.Partition(s.Partition), Offset: -1}
+	return e
+}
+
+func (b *Bed) insert(events []Event, specs []Spec) {
+	b.t.Helper()
+	n := len(events)
+	ids, keys, payloads, sent := make([]outbox.ID, n), make([]string, n), make([][]byte, n), make([]bool, n)
+	for i, e := range events {
+		ids[i], keys[i], payloads[i], sent[i] = e.ID, e.Key, e.Payload, !specs[i].Unsent
+	}
+	rows := scan(b, pgx.RowTo[int64], `INSERT INTO public.outbox (event_id, aggregate_type, aggregate_id, event_type, payload, send_status, sent_at)
+		SELECT id, 'user', key, 'user.registered', payload, CASE WHEN sent THEN 2 ELSE 0 END, CASE WHEN sent THEN clock_timestamp() END
+		FROM unnest($1::uuid[], $2::text[], $3::bytea[], $4::bool[]) v(id, key, payload, sent) RETURNING id`, ids, keys, payloads, sent)
+	for i, id := range rows {
+		events[i].RowID = id
+	}
 }
 
 // notice is a payload that the notification service understands.
