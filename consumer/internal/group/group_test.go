@@ -259,4 +259,11 @@ func (l *lines) all() []string {
 	return slices.Clone(l.said)
 }
 
+// logged makes a member log to lines.
+func logged(cfg *Config) *lines {
+	var l lines
+	cfg.Logger = slog.New(slog.NewTextHandler(&l, nil))
+	return &l
+}
+
 func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -3,7 +3,6 @@ package group
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -176,8 +175,7 @@ func TestStopWithoutBrokers(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, kafkatest.Name(t))
 	cfg.Brokers = []string{"localhost:1"}
-	var log lines
-	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	log := logged(&cfg)
 	one := run(t, cfg, nil)
 	pgtest.Eventually(t, "a line in the log", func() bool { return len(log.all()) > 0 }, func() string { return "none" })
 	one.end(t)
@@ -195,8 +193,7 @@ func TestTroubleIsLoggedOnceAndWaitedFor(t *testing.T) {
 	cfg := config(t, topic(t, 1, nil))
 	cfg.timing.session = 10 * time.Minute // the broker allows 30
 	cfg.timing.backoff = time.Millisecond
-	var log lines
-	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	log := logged(&cfg)
 	m, err := NewMember(cfg)
 	if err != nil {
 		t.Fatal(err)
