@@ -38,8 +38,8 @@ var errorCodes = map[string]Code{
 		"look at the consumer's log"},
 	"CONSUMER_PANIC": {"consumer", false, "the consumer's handler panicked",
 		"correct the consumer"},
-	"CONSUMER_ABANDONED": {"consumer", false, "a consumer claimed the event and never came back",
-		"look whether consumers run, and whether their lease is long enough"},
+	"CONSUMER_ABANDONED": {"consumer", false, "attempts ended without an outcome: the consumer's process ended, or lost its claim",
+		"look in the consumer's log for what ends its process, and whether its lease is long enough"},
 	"CONSUMER_AMBIGUOUS": {"consumer", false, "the consumer cannot tell whether its external effect took place",
 		"find out at the external system; skip the event if it did, replay it if not"},
 }

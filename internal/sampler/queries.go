@@ -68,7 +68,8 @@ SELECT s.now::text, s.slot_name IS NOT NULL, coalesce(s.active, false), coalesce
 const leaseSQL = `
 SELECT coalesce(l.instance, ''), coalesce(l.epoch, 0), coalesce(l.lease_until > clock_timestamp(), false),
        greatest(coalesce(extract(epoch FROM clock_timestamp() - l.renewed_at), 0), 0)::float8,
-       coalesce(l.saved_lsn, '0/0')::text, coalesce(l.low_water_id, $2), coalesce((SELECT max({id}) FROM {table} o), $2)::bigint
+       coalesce(l.saved_lsn, '0/0')::text, coalesce(l.low_water_id, $2), coalesce(l.consumer_low_water_id, $2),
+       coalesce((SELECT max({id}) FROM {table} o), $2)::bigint
   FROM (VALUES (1)) one LEFT JOIN {lease} l ON l.slot = $1`
 
 // The statements on the outbox are cut by rows walked: the LIMIT stands before

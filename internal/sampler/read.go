@@ -121,10 +121,10 @@ func (r *reader) readSlot(ctx context.Context, s *Sample) error {
 func (r *reader) readLease(ctx context.Context, s *Sample) error {
 	var saved string
 	var seconds float64
-	var lowWater, maxID int64
+	var lowWater, consumerLowWater, maxID int64
 	l := &s.Lease
 	err := r.conn.QueryRow(ctx, r.sql.lease, r.cfg.Slot, int64(math.MinInt64)).
-		Scan(&l.Instance, &l.Epoch, &l.Held, &seconds, &saved, &lowWater, &maxID)
+		Scan(&l.Instance, &l.Epoch, &l.Held, &seconds, &saved, &lowWater, &consumerLowWater, &maxID)
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (r *reader) readLease(ctx context.Context, s *Sample) error {
 		return fmt.Errorf("reading the saved position: %w", err)
 	}
 	r.fresh.restart(maxID, lowWater)
-	r.consume.restart(maxID, math.MinInt64)
+	r.consume.restart(maxID, consumerLowWater)
 	return nil
 }
 

@@ -201,8 +201,9 @@ func TestLease(t *testing.T) {
 			t.Errorf("before the first leader:\n%s", diff)
 		}
 		insert(t, db.Conn(t), 3, "send_status", "0")
-		db.Exec(t, fmt.Sprintf(`INSERT INTO cdc_relay_lease (slot, epoch, instance, renewed_at, lease_until, saved_lsn, low_water_id)
-			VALUES ('%s', 7, 'host/1', now() - interval '1 hour', now() + interval '1 hour', '1/A', 2)`, cfg.Slot))
+		insert(t, db.Conn(t), 2, "send_status", "2") // ids 4 and 5
+		db.Exec(t, fmt.Sprintf(`INSERT INTO cdc_relay_lease (slot, epoch, instance, renewed_at, lease_until, saved_lsn, low_water_id, consumer_low_water_id)
+			VALUES ('%s', 7, 'host/1', now() - interval '1 hour', now() + interval '1 hour', '1/A', 2, 4)`, cfg.Slot))
 		s := takeOne(t, cfg)
 		want := Lease{Instance: "host/1", Epoch: 7, Held: true, Age: time.Hour, Saved: 0x1_0000000A}
 		roughly := cmpopts.EquateApproxTime(0)
@@ -214,6 +215,9 @@ func TestLease(t *testing.T) {
 		}
 		if s.Rows[0].Count != 1 {
 			t.Errorf("%d new rows above the low-water id, want 1", s.Rows[0].Count)
+		}
+		if n := counts(s)[Group{outbox.Sent, ""}]; n != 1 {
+			t.Errorf("%d rows SENT above the consumers' low-water id, want 1", n)
 		}
 	})
 }
@@ -251,6 +255,8 @@ func TestSlot(t *testing.T) {
 			t.Errorf("no slot (-want +got):\n%s", diff)
 		}
 
+		// A slot that is older than the publication would fail at the first change.
+		db.Exec(t, "CREATE PUBLICATION p FOR TABLE outbox")
 		db.Exec(t, "SELECT pg_create_logical_replication_slot('"+cfg.Slot+"', 'pgoutput')")
 		db.Exec(t, "CREATE TABLE other AS SELECT repeat('x', 1000) FROM generate_series(1, 10000)")
 		slot = takeOne(t, cfg).Slot
@@ -269,7 +275,7 @@ func TestSlot(t *testing.T) {
 	})
 }
 
-// stream holds the slot until the end of the test.
+// stream holds the slot until the end of the test, with the publication p.
 func stream(t *testing.T, db *pgtest.DB, slot string) {
 	t.Helper()
 	conf, err := pgconn.ParseConfig(db.DSN)
@@ -282,7 +288,6 @@ func stream(t *testing.T, db *pgtest.DB, slot string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close(context.Background()) })
-	db.Exec(t, "CREATE PUBLICATION p FOR TABLE outbox")
 	options := pglogrepl.StartReplicationOptions{PluginArgs: []string{"proto_version '1'", "publication_names 'p'"}}
 	if err := pglogrepl.StartReplication(t.Context(), conn, slot, 0, options); err != nil {
 		t.Fatal(err)
