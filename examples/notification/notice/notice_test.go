@@ -105,6 +105,7 @@ func TestOpen(t *testing.T) {
 		{name: "no token", data: document(t, map[string]any{"sealed": vectorNoToken}), want: ErrPayload},
 		{name: "not base64", data: document(t, map[string]any{"sealed": "***"}), want: ErrSeal},
 		{name: "padded base64", data: document(t, map[string]any{"sealed": vectorSealed + "="}), want: ErrSeal},
+		{name: "base64 with bits too many", data: document(t, map[string]any{"sealed": vectorNoAddress[:len(vectorNoAddress)-1] + "x"}), want: ErrSeal},
 		{name: "too short for a nonce", data: document(t, map[string]any{"sealed": "AAAA"}), want: ErrSeal},
 		{name: "empty", data: nil, want: ErrPayload},
 		{name: "no JSON", data: []byte("hello"), want: ErrPayload},

@@ -75,11 +75,14 @@ func TestConsumerSpansAreLinked(t *testing.T) {
 			if tc.header != "" {
 				ev.Headers = []consumer.Header{{Name: "traceparent", Value: []byte(tc.header)}}
 			}
+			around := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
+				TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, // of something else that goes on
+			}))
 			var inside trace.SpanContext
 			err := tr.Consume(func(ctx context.Context, _ *consumer.Event) error {
 				inside = trace.SpanContextFromContext(ctx)
 				return tc.fails
-			})(t.Context(), ev)
+			})(around, ev)
 			if !errors.Is(err, tc.fails) {
 				t.Errorf("error %v", err)
 			}
