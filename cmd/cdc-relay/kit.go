@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -21,7 +22,7 @@ type kitFlags struct {
 
 func (f *kitFlags) add(cmd *cobra.Command) {
 	s := cmd.PersistentFlags()
-	s.StringVar(&f.dsn, "dsn", "", "the consumer's database, if it has one of its own; else postgres.dsn. Keep the password out of it: $PGPASSWORD and a password file apply")
+	s.StringVar(&f.dsn, "dsn", "", "the consumer's database, if it has one of its own; else postgres.dsn; without a password: $PGPASSWORD and a password file apply")
 	s.StringVar(&f.schema, "schema", "", "its `schema`; else that of outbox.table")
 }
 
@@ -30,6 +31,9 @@ func (a *app) withKit(cmd *cobra.Command, flags *kitFlags, run func(context.Cont
 	use := config.UseDatabase
 	if flags.dsn != "" {
 		use = config.UseNone
+		if err := config.CheckDSN(flags.dsn); err != nil {
+			return usageError(fmt.Errorf("--dsn %w", err))
+		}
 	}
 	loaded, err := a.loadConfig(use)
 	if err != nil {

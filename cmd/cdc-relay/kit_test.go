@@ -237,10 +237,12 @@ func TestKitUsage(t *testing.T) {
 		{"drop of a receipt without a reason", []string{"receipts", "drop", eventOf(1)}, "--reason is required: say why, for the audit trail"},
 		{"drop of dropped ones", []string{"receipts", "drop", eventOf(1), "--reason", "x", "--include-waived"}, "--include-waived makes no sense here: those receipts are dropped already"},
 		{"nothing to be done", []string{"receipts"}, "cdc-relay receipts needs one of: list, show, retry, drop"},
+		{"a password that others can see", []string{"receipts", "list", "--dsn", "postgres://u:" + planted + "@db.invalid/app"}, "--dsn holds a password, which others can see there; use $PGPASSWORD, a password file or a service file"},
+		{"no connection string", []string{"quarantine", "list", "--dsn", planted}, "--dsn is not a connection string; write postgres://user@host:5432/database, or host=... user=... dbname=..."},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			got := runCommand(t, nil, append(tt.args, "--dsn", "postgres://u:"+planted+"@db.invalid/app")...)
+			got := runCommand(t, []string{"CDC_RELAY_POSTGRES__DSN=postgres://u:" + planted + "@db.invalid/app"}, tt.args...)
 			if diff := cmp.Diff(result{2, "", "error: " + tt.want + "; run cdc-relay help\n"}, got, cmp.AllowUnexported(result{})); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

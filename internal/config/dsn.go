@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"net/url"
 	"strings"
 )
@@ -11,6 +12,19 @@ type dsn struct {
 	host        string
 	port        string
 	hasPassword bool
+}
+
+// CheckDSN says what is wrong with a connection string that is given on a
+// command line, where others can see it.
+func CheckDSN(text string) error {
+	d, ok := parseDSN(text)
+	switch {
+	case !ok:
+		return errors.New("is not a connection string; write postgres://user@host:5432/database, or host=... user=... dbname=...")
+	case d.hasPassword:
+		return errors.New("holds a password, which others can see there; use $PGPASSWORD, a password file or a service file")
+	}
+	return nil
 }
 
 // parseDSN understands both forms; ok is false when neither fits.

@@ -236,7 +236,10 @@ func (s *Sweep) requeueBatch(ctx context.Context, ids []int64) error {
 		swept, err = pgx.CollectRows(rows, pgx.RowTo[int64])
 		return err
 	}, s.sql.requeue, s.rows.Slot, s.rows.Epoch, s.rows.Owner, bigints(ids), s.cfg.After.Microseconds())
-	if err != nil || len(swept) == 0 {
+	switch {
+	case pg.Code(err) == pg.CodeNoPrivilege:
+		return fmt.Errorf("%w; give the login that writes status INSERT on cdc_relay_audit, and UPDATE of the columns of claims", err)
+	case err != nil || len(swept) == 0:
 		return err
 	}
 	s.cfg.Swept.Add(float64(len(swept)))
