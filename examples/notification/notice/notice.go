@@ -23,7 +23,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/mail"
 	"strconv"
 	"time"
@@ -120,7 +119,7 @@ func (r *Ring) Open(id outbox.ID, purpose string, data []byte, now time.Time) (N
 		return Notice{}, ErrSeal
 	}
 	var s secret
-	if decode(plain, &s) != nil || s.Token == "" {
+	if json.Unmarshal(plain, &s) != nil || s.Token == "" {
 		return Notice{}, ErrPayload
 	}
 	expires := time.Unix(s.Expires, 0)
@@ -145,27 +144,15 @@ func parse(data []byte) (payload, error) {
 		return payload{}, ErrVersion
 	}
 	var p payload
-	if err := decode(data, &p); err != nil {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&p); err != nil { // its text may quote the payload
 		return payload{}, ErrPayload
 	}
 	if p.Key == "" || p.Purpose == "" || p.Template == "" || p.Locale == "" || p.Sealed == "" {
 		return payload{}, ErrPayload
 	}
 	return p, nil
-}
-
-// decode reads one JSON object, all of whose fields are known. Its errors quote
-// what they read: do not pass them on.
-func decode(data []byte, v any) error {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(v); err != nil {
-		return err
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the object")
-	}
-	return nil
 }
 
 // additional is what a seal binds besides its plaintext.

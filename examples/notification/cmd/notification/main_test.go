@@ -25,8 +25,8 @@ func (s settings) get(name string) string { return s[name] }
 
 // process is a command at work.
 type process struct {
-	addr string // of what it serves
-	stop func() // waits for an end without an error
+	addr string        // of what it serves
+	stop func() string // waits for an end without an error, and returns the log
 }
 
 // start runs a command until the test, or stop, ends it.
@@ -41,17 +41,19 @@ func start(t *testing.T, command string, s settings) process {
 		ended <- err
 	}()
 	served := make(chan string, 1)
+	var all strings.Builder // read once served is closed
 	go func() {
 		defer close(served)
 		for scanner := bufio.NewScanner(lines); scanner.Scan(); {
 			t.Log(command, scanner.Text())
+			all.WriteString(scanner.Text() + "\n")
 			var line struct{ Msg, Addr string }
 			if json.Unmarshal(scanner.Bytes(), &line) == nil && line.Msg == "serving" {
 				served <- line.Addr
 			}
 		}
 	}()
-	p := process{addr: <-served, stop: func() {
+	p := process{addr: <-served, stop: func() string {
 		cancel()
 		for range served { // until the log ends
 		}
@@ -59,8 +61,9 @@ func start(t *testing.T, command string, s settings) process {
 			t.Errorf("%s: %v", command, err)
 		}
 		ended <- nil
+		return all.String()
 	}}
-	t.Cleanup(p.stop)
+	t.Cleanup(func() { p.stop() })
 	if p.addr == "" {
 		t.Fatalf("%s does not serve", command)
 	}

@@ -56,8 +56,15 @@ func TestTheService(t *testing.T) {
 	if _, body := call(t, "GET", "http://"+status.addr+"/metrics", ""); !strings.Contains(body, want) {
 		t.Errorf("no %s in the metrics", want)
 	}
-	for _, p := range []process{status, web, mails} {
-		p.stop()
+	consumed, served := status.stop(), web.stop()
+	link := regexp.MustCompile(`"link":"([0-9a-f]{32}/[0-9a-f]{16})"`).FindStringSubmatch(consumed)
+	if link == nil || !strings.Contains(served, `"span":"`+link[1]+`"`) {
+		t.Errorf("the consumer's span is linked to %v, which is no span of the API", link)
+	}
+	for _, secret := range []string{"ada", token[1], "AAECAwQF"} {
+		if strings.Contains(consumed+served+mails.stop(), secret) {
+			t.Errorf("%q is in a log", secret)
+		}
 	}
 }
 
