@@ -81,33 +81,39 @@ func TestRebalanceOverGrace(t *testing.T) {
 }
 
 // TestFrozenConsumer: one that sleeps past its lease and its session has lost
-// both. When it wakes up it can neither end the event nor move the offset.
+// both. When it wakes up it can neither end the event, which somebody else works
+// on, nor set an offset back.
 func TestFrozenConsumer(t *testing.T) {
 	t.Parallel()
 	eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
-		b := consumerbed.New(t, consumerbed.Options{Consumer: consumerproc.Config{Mode: mode}})
-		events := b.Insert(consumerbed.Spec{})
-		ev := &events[0]
-		held := b.Hold(consumerproc.Received, *ev)
+		b := consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: consumerproc.Config{Mode: mode}})
+		events := b.Insert(inPartitions(2)...)
+		ev, other := &events[0], &events[1]
+		held, next := b.Hold(consumerproc.Received, *ev), b.Hold(consumerproc.Received, *ev)
 		b.Publish(events)
 		first := b.Start()
 		held.Wait()
+		b.WaitStatus(check.Consumed, *other)
 		first.Freeze()
 		second := b.Start()
-		b.WaitStatus(check.Consumed, *ev)
-		b.WaitCommitted(*ev)
-		later := b.Put(consumerbed.Spec{Key: "later"})
-		b.WaitCommitted(later[0])
+		next.Wait()
+		more := b.Put(consumerbed.Spec{Partition: 1, Key: "a"}, consumerbed.Spec{Partition: 1, Key: "b"})
+		b.WaitCommitted(more[1])
 		held.Release(consumerproc.GoOn)
 		first.Thaw()
 		first.WaitStatus("the old owner to see that its claim is lost", func(s *consumerproc.Status) bool { return s.Lost > 0 })
-		b.WaitGroup("Stable")
+		b.Want("while the new owner works", *ev, consumerbed.Facts{
+			Status: check.Consuming, Generation: 2, Attempts: 1, Code: "CONSUMER_ABANDONED", Accepted: 2, Received: 2})
+		b.WantStays("while the new owner works", *ev)
+		next.Release(consumerproc.GoOn)
 		b.WaitMembers(2)
 		b.Finish(consumerbed.Arranged{})
 		b.Want("taken over", *ev, consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1, Accepted: 2, Received: 2})
-		b.Want("later", later[0], once)
-		second.WantRecords(consumerbed.Counts{consumer.Consumed: 2})
-		first.WantRecords(consumerbed.Counts{consumer.Consumed: 0})
+		for _, ev := range append(more, *other) {
+			b.Want("beside it", ev, once)
+		}
+		first.WantRecords(consumerbed.Counts{consumer.Consumed: 1})
+		second.WantRecords(consumerbed.Counts{consumer.Consumed: 3})
 	})
 }
 

@@ -163,3 +163,35 @@ func TestOffsetPastAClaim(t *testing.T) {
 	}
 	r.Finish(harness.Allow{Duplicates: 1})
 }
+
+// TestRecordsWithoutARow: a record whose row is not there, or says that it was
+// never published, is quarantined; a person has it tried again, or drops it.
+func TestRecordsWithoutARow(t *testing.T) {
+	t.Parallel()
+	r, b := behindARelay(t, consumerproc.Config{}, nil)
+	events := b.Insert(consumerbed.Spec{}, consumerbed.Spec{Partition: 1}, consumerbed.Spec{Key: "next"}, consumerbed.Spec{Partition: 1, Key: "next"})
+	missing, conflict := &events[0], &events[1]
+	b.Exec(`CREATE TABLE public.away AS SELECT * FROM public.outbox WHERE id = $1`, missing.RowID)
+	b.Exec(`DELETE FROM public.outbox WHERE id = $1`, missing.RowID)
+	b.Exec(`UPDATE public.outbox SET send_status = 3, sent_at = NULL, next_attempt_at = 'infinity' WHERE id = $1`, conflict.RowID)
+	b.Publish(events)
+	p := b.Start()
+	p.WaitReason(missing.PartitionName, consumer.WaitingMissing)
+	b.WantStays("while the row may come", *missing)
+	b.Finish(consumerbed.Arranged{Refused: consumerbed.Reasons{missing.Place: "MISSING", conflict.Place: "STATE_CONFLICT"}})
+
+	b.Exec(`INSERT INTO public.outbox OVERRIDING SYSTEM VALUE SELECT * FROM public.away`)
+	for _, command := range [][]string{
+		{"quarantine", "retry", "--error-code", "MISSING", "--confirm", "1"},
+		{"quarantine", "drop", "--error-code", "STATE_CONFLICT", "--confirm", "1", "--reason", "published by hand"},
+	} {
+		if output, code := r.Command(nil, command...); code != 0 {
+			t.Fatalf("%v: exit code %d\n%s", command, code, output)
+		}
+	}
+	b.WaitStatus(check.Consumed, *missing)
+	b.Finish(consumerbed.Arranged{})
+	for _, ev := range []consumerbed.Event{events[0], events[2], events[3]} {
+		b.Want("event "+ev.Key, ev, once)
+	}
+}

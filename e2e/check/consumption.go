@@ -65,8 +65,12 @@ type Outcome struct {
 	Code, Message string // of the last failure
 }
 
-// Quarantined is a row of the quarantine.
-type Quarantined struct{ Reason, Message string }
+// Quarantined is a row of the quarantine. One that a person has resolved needs no
+// explanation.
+type Quarantined struct {
+	Reason, Message string
+	Resolved        bool
+}
 
 // What can be wrong with a consumption, besides the kinds of a Run.
 const (
@@ -128,12 +132,12 @@ func (c Consumption) explained() (problems []Problem) {
 		}
 	}
 	for place, q := range c.Quarantined {
-		if q.Reason != c.Refused[place] || q.Message == "" {
+		if !q.Resolved && (q.Reason != c.Refused[place] || q.Message == "") {
 			problems = append(problems, problem(Unexplained, "%s is quarantined for %q with message %q, want %q", place, q.Reason, q.Message, c.Refused[place]))
 		}
 	}
 	for place, want := range c.Refused {
-		if _, ok := c.Quarantined[place]; !ok {
+		if q, ok := c.Quarantined[place]; !ok || q.Resolved {
 			problems = append(problems, problem(Unexplained, "%s is not quarantined, want %s", place, want))
 		}
 	}

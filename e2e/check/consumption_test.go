@@ -22,7 +22,7 @@ func quiet() Consumption {
 			eventID(2): {Status: Failed, Code: "APP_X", Message: "said"},
 			eventID(3): {Status: Sent},
 		},
-		Quarantined: map[Place]Quarantined{{p1, 0}: {"NO_EVENT_ID", "said"}},
+		Quarantined: map[Place]Quarantined{{p1, 0}: {Reason: "NO_EVENT_ID", Message: "said"}},
 		Effects:     map[[16]byte]int{eventID(1): 1},
 		Failed:      map[[16]byte]string{eventID(2): "APP_X"},
 		Refused:     map[Place]string{{p1, 0}: "NO_EVENT_ID"},
@@ -64,9 +64,12 @@ func TestConsumptionSeesPlantedFaults(t *testing.T) {
 		{"a failure that did not happen", set(2, func(o *Outcome) { o.Status = Consumed }), []Kind{Unexplained, Loss}},
 		{"a failure that was not arranged", func(c *Consumption) { c.Failed = nil }, []Kind{Unexplained}},
 		{"FAILED, says the relay, and passed", set(2, func(o *Outcome) { o.Unpublished = true }), []Kind{Unexplained, Position}},
-		{"quarantined for another reason", func(c *Consumption) { c.Quarantined[place] = Quarantined{"MISSING", "said"} }, []Kind{Unexplained}},
-		{"quarantined without a word", func(c *Consumption) { c.Quarantined[place] = Quarantined{"NO_EVENT_ID", ""} }, []Kind{Unexplained}},
+		{"quarantined for another reason", func(c *Consumption) { c.Quarantined[place] = Quarantined{Reason: "MISSING", Message: "said"} }, []Kind{Unexplained}},
+		{"quarantined without a word", func(c *Consumption) { c.Quarantined[place] = Quarantined{Reason: "NO_EVENT_ID"} }, []Kind{Unexplained}},
 		{"quarantined for no reason", func(c *Consumption) { c.Refused = nil }, []Kind{Unexplained}},
+		{"resolved already", func(c *Consumption) {
+			c.Quarantined[place] = Quarantined{Reason: "NO_EVENT_ID", Message: "said", Resolved: true}
+		}, []Kind{Unexplained}},
 		{"not quarantined, and passed", func(c *Consumption) { c.Quarantined = nil }, []Kind{Unexplained, Unresolved, Position}},
 		{"a position past an open event", func(c *Consumption) { c.Positions[1].Committed = 2 }, []Kind{Position}},
 		{"a position that is behind", func(c *Consumption) { c.Positions[0].Committed = 2 }, []Kind{Unresolved}},
@@ -100,7 +103,11 @@ func TestConsumptionAllowsWhatWasArranged(t *testing.T) {
 			c.Positions[0].Committed = 1
 			c.Waiting = map[PartitionName]bool{{"t", 0}: true}
 		},
-		"a log that begins later":     func(c *Consumption) { c.Positions[2] = GroupPosition{PartitionName{"t", 2}, 7, 7, -1} },
+		"a log that begins later": func(c *Consumption) { c.Positions[2] = GroupPosition{PartitionName{"t", 2}, 7, 7, -1} },
+		"a person resolved it": func(c *Consumption) {
+			c.Quarantined[Place{PartitionName{"t", 1}, 0}] = Quarantined{Resolved: true}
+			c.Refused = nil
+		},
 		"nobody counts effects":       func(c *Consumption) { c.Effects = nil },
 		"an effect in doubt":          func(c *Consumption) { c.inDoubt(eventID(2)) },
 		"quarantined, says the relay": func(c *Consumption) { c.unpublished(eventID(3)) },
@@ -128,7 +135,7 @@ func (c *Consumption) inDoubt(id [16]byte) {
 func (c *Consumption) unpublished(id [16]byte) {
 	place := Place{PartitionName{"t", 1}, 1}
 	c.Outcomes[id] = Outcome{Status: Failed, Unpublished: true}
-	c.Quarantined[place], c.Refused[place] = Quarantined{"STATE_CONFLICT", "said"}, "STATE_CONFLICT"
+	c.Quarantined[place], c.Refused[place] = Quarantined{Reason: "STATE_CONFLICT", Message: "said"}, "STATE_CONFLICT"
 	c.Positions[1].Committed = 2
 	delete(c.Open, id)
 }

@@ -89,8 +89,8 @@ func (b *Bed) quarantined() map[check.Place]check.Quarantined {
 	}
 	all := map[check.Place]check.Quarantined{}
 	for _, r := range scan(b, func(from pgx.CollectableRow) (r row, err error) {
-		return r, from.Scan(&r.Topic, &r.Number, &r.Offset, &r.Reason, &r.Message)
-	}, `SELECT topic, partition, "offset", reason, message FROM public.outbox_quarantine WHERE resolved_at IS NULL AND split_part(consumer, '/', 1) = $1`, b.Group) {
+		return r, from.Scan(&r.Topic, &r.Number, &r.Offset, &r.Reason, &r.Message, &r.Resolved)
+	}, `SELECT topic, partition, "offset", reason, message, resolved_at IS NOT NULL FROM public.outbox_quarantine WHERE split_part(consumer, '/', 1) = $1`, b.Group) {
 		all[r.Place] = r.Quarantined
 	}
 	return all
