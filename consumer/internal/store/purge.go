@@ -38,10 +38,12 @@ WITH page AS MATERIALIZED (
    ORDER BY created_at, event_id, purpose LIMIT $6::int),
 dead AS MATERIALIZED (
   SELECT r.event_id, r.purpose FROM {table} r JOIN page ON r.event_id = page.event_id AND r.purpose = page.purpose
-   WHERE r.status = 4 OR r.status = 3 AND r.finished_at IS NOT NULL
+   WHERE r.event_id = ANY(ARRAY(SELECT event_id FROM page)) AND (r.status = 4 OR r.status = 3 AND r.finished_at IS NOT NULL)
      FOR UPDATE OF r SKIP LOCKED),
 gone AS (
-  DELETE FROM {table} r USING dead WHERE r.event_id = dead.event_id AND r.purpose = dead.purpose RETURNING 1)
+  DELETE FROM {table} r USING dead
+   WHERE r.event_id = ANY(ARRAY(SELECT event_id FROM dead)) AND r.event_id = dead.event_id AND r.purpose = dead.purpose
+  RETURNING 1)
 SELECT created_at, event_id, purpose, (SELECT count(*) FROM gone)
   FROM page ORDER BY created_at DESC, event_id DESC, purpose DESC LIMIT 1`
 

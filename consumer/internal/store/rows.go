@@ -36,11 +36,13 @@ func rowTexts(table string) *texts {
 		byRow: strings.NewReplacer(slices.Concat(common, []string{
 			"{one}", "o.id = $1::bigint AND o.event_id = $2::uuid",
 			"{match}", "o.id = k.id AND o.event_id = k.event_id",
-			"{among}", "o.id = ANY($1::bigint[])"})...),
+			"{among}", "o.id = ANY($1::bigint[])",
+		})...),
 		byEvent: strings.NewReplacer(slices.Concat(common, []string{
 			"{one}", "$1::bigint = 0 AND o.event_id = $2::uuid",
 			"{match}", "o.event_id = k.event_id AND (k.id = 0 OR o.id = k.id)",
-			"{among}", "o.event_id = ANY($2::uuid[])"})...),
+			"{among}", "o.event_id = ANY($2::uuid[])",
+		})...),
 	}.fill()
 }
 

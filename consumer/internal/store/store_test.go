@@ -61,21 +61,34 @@ var kinds = []kind{
 
 func (k kind) receipts() bool { return k.table == "outbox_receipt" }
 
-// each runs a test for every kind and version.
+// each runs a test for every kind and version. Kinds share a database, in which
+// each test has events of its own.
 func each(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	for _, k := range kinds {
-		t.Run(k.name, func(t *testing.T) {
-			t.Parallel()
-			pgtest.Each(t, func(t *testing.T, db *pgtest.DB) { test(t, setup(t, db, k)) })
-		})
-	}
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		dsn := migrate(t, db)
+		for _, k := range kinds {
+			t.Run(k.name, func(t *testing.T) { test(t, newFixture(t, db, dsn, k)) })
+		}
+	})
 }
 
 func setup(t *testing.T, db *pgtest.DB, k kind) *fixture {
 	t.Helper()
+	return newFixture(t, db, migrate(t, db), k)
+}
+
+// migrate makes the tables, and returns the DSN of a consumer with no more
+// rights than documented.
+func migrate(t *testing.T, db *pgtest.DB) string {
+	t.Helper()
 	db.Migrate(t, "public")
-	_, dsn := db.Consumer(t) // no more rights than documented
+	_, dsn := db.Consumer(t)
+	return dsn
+}
+
+func newFixture(t *testing.T, db *pgtest.DB, dsn string, k kind) *fixture {
+	t.Helper()
 	f := &fixture{db: db, admin: db.Conn(t), pool: poolOf(t, dsn), kind: k}
 	f.claims = f.owned(f.pool, "me")
 	return f

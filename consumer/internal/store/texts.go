@@ -30,9 +30,9 @@ type dialect struct {
 	byRow, byEvent  *strings.Replacer
 }
 
-// fill makes the statements. The conditions "among" repeat what "match" says
-// about the whole list, so that the table is read by an index whatever plan the
-// join gets.
+// fill makes the statements. The condition "among" says of the whole list what
+// "match" says of one: so the index finds the rows, and no others are looked
+// at, whatever the plan of the join is.
 func (d dialect) fill() *texts {
 	of := func(text string) statement {
 		return statement{byRow: d.byRow.Replace(text), byEvent: d.byEvent.Replace(text)}
