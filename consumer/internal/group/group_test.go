@@ -54,6 +54,11 @@ func config(t testing.TB, topics ...string) Config {
 	}
 }
 
+// patient makes a group wait for its members for longer than the test does.
+func patient(cfg *Config) {
+	cfg.timing.session, cfg.timing.rebalance = 10*patience, 10*patience
+}
+
 // testWriter logs to a test. Members end before their test does.
 type testWriter struct{ t testing.TB }
 

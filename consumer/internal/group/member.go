@@ -16,6 +16,8 @@ type Member struct {
 	link  *link        // for looking at topics, and for leaving where the library does not
 	conns *connections // the library's to the coordinator
 	log   *slog.Logger
+	// look returns which partitions there are: ask, except in tests.
+	look func(ctx context.Context) (partitions, error)
 
 	// id is the one that the broker gave this member, empty if there is none.
 	id string
@@ -36,12 +38,14 @@ func NewMember(cfg Config) (*Member, error) {
 		return nil, fmt.Errorf("configuring the consumer group: %w", err)
 	}
 	cfg.setDefaults()
-	return &Member{
+	m := &Member{
 		cfg:   cfg,
 		link:  newLink(cfg, cfg.Topics, cfg.timing.watch),
 		conns: newConnections(),
 		log:   cfg.Logger.With("group", cfg.Group),
-	}, nil
+	}
+	m.look = m.ask
+	return m, nil
 }
 
 // Work is what is done in a generation. Its ctx ends, with cause [ErrRevoked],

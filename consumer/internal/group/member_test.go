@@ -141,8 +141,8 @@ func TestAnEvictedMemberCannotCommitAndComesBack(t *testing.T) {
 func TestStopWhileJoiningAgain(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, topic(t, 6, nil))
+	patient(&cfg)
 	cfg.timing.leave = 10 * patience
-	cfg.timing.session = 10 * time.Minute // the broker allows 30
 	quick, other := run(t, cfg, nil), run(t, cfg, nil)
 	quick.until(t, 3)
 	other.until(t, 3)
@@ -161,6 +161,7 @@ func TestStopWhileJoiningAgain(t *testing.T) {
 func TestStopWhileJoiningForTheFirstTime(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, topic(t, 1, nil))
+	patient(&cfg)
 	release := newGate()
 	slow := run(t, cfg, release)
 	old := slow.until(t, 1)
@@ -191,7 +192,7 @@ func TestStopWithoutBrokers(t *testing.T) {
 func TestTroubleIsLoggedOnceAndWaitedFor(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, topic(t, 1, nil))
-	cfg.timing.session = 10 * time.Minute // the broker allows 30
+	patient(&cfg)
 	cfg.timing.backoff = time.Millisecond
 	log := logged(&cfg)
 	m, err := NewMember(cfg)

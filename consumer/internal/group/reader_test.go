@@ -129,10 +129,20 @@ func TestTheEndOfTheLogIsWaitedAt(t *testing.T) {
 	cfg.timing.wait, cfg.timing.read = patience, 2*patience
 	c, r := producer(t), reader(t, cfg)
 	produce(t, c, values(tp, 0, 1)...)
-	arrived := make(chan Batch)
-	go func() { arrived <- read(t, r, p, 1) }()
+	asked := make(chan struct{})
+	r.link.conns.dialer = onWrite(r.link.conns.dialer, []byte(tp), sync.OnceFunc(func() { close(asked) }))
+	var got Batch
+	arrived := make(chan struct{})
+	go func() {
+		defer close(arrived)
+		var err error
+		if got, err = r.Read(t.Context(), p, 1); err != nil {
+			t.Error(err)
+		}
+	}()
+	wait(t, "the request", asked)
 	produce(t, c, values(tp, 0, 1)...)
-	got := <-arrived
+	wait(t, "the record", arrived)
 	if len(got.Records) != 1 || got.Records[0].Offset != 1 || got.Next != 2 {
 		t.Errorf("got %+v", got)
 	}
@@ -396,11 +406,11 @@ func TestDamagedBatches(t *testing.T) {
 				t.Errorf("the error has the payload: %v", err)
 			}
 		}
-		if got := valuesOf(readAll(t, r, p, 5)); !cmp.Equal(got, []string{"0", "1", "2"}) {
-			t.Errorf("after it: %v", got)
-		}
 		if _, err := r.Read(t.Context(), p, 3); err == nil || errors.As(err, new(*UndecodableError)) {
 			t.Errorf("at another offset: %v, want to try again", err)
+		}
+		if got := valuesOf(readAll(t, r, p, 5)); !cmp.Equal(got, []string{"0", "1", "2"}) {
+			t.Errorf("after it: %v", got)
 		}
 	})
 	t.Run("on its way", func(t *testing.T) {

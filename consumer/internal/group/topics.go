@@ -25,9 +25,9 @@ func (p partitions) missing() []string {
 	return names
 }
 
-// look asks which partitions there are. A topic that this program may not see
-// counts as missing.
-func (m *Member) look(ctx context.Context) (partitions, error) {
+// ask asks the cluster which partitions there are. A topic that this program may
+// not see counts as missing.
+func (m *Member) ask(ctx context.Context) (partitions, error) {
 	res, err := m.link.client.Metadata(ctx, &kafka.MetadataRequest{Topics: m.cfg.Topics})
 	if err != nil {
 		return nil, err

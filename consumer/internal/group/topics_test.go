@@ -1,7 +1,11 @@
 package group
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -84,5 +88,84 @@ func TestNewPartitionsAreAssigned(t *testing.T) {
 	}
 	if g := one.next(t); len(g.Assignments) != 3 {
 		t.Errorf("%d partitions, want 3", len(g.Assignments))
+	}
+}
+
+// looks is what a member sees of its topics, look by look; an error stands for
+// none.
+func looks(t *testing.T, seen ...partitions) (m *Member, taken *int) {
+	t.Helper()
+	m, err := NewMember(Config{Brokers: []string{"localhost:1"}, Group: "g", Topics: []string{"a", "b"}, Logger: discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.link.close)
+	t.Cleanup(m.conns.close)
+	taken = new(int)
+	m.look = func(context.Context) (partitions, error) {
+		if *taken++; *taken > len(seen) {
+			t.Fatal("looks on")
+		}
+		if found := seen[*taken-1]; found != nil {
+			return found, nil
+		}
+		return nil, errors.New("away")
+	}
+	return m, taken
+}
+
+var both, grown, half, none = partitions{"a": 1, "b": 2}, partitions{"a": 1, "b": 3}, partitions{"a": 1, "b": 0}, partitions(nil)
+
+func TestJoinsWhenTopicsAreThereAndAllBrokersKnow(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		seen []partitions
+		took time.Duration
+	}{
+		"at once":           {[]partitions{both}, 0},
+		"brokers were away": {[]partitions{none, none, both}, 2 * time.Second},
+		"one was missing":   {[]partitions{half, half, both, both}, 3 * time.Second},
+		"it came and went":  {[]partitions{half, both, half, both, both}, 4 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				m, taken := looks(t, tc.seen...)
+				began := time.Now()
+				if !m.awaitTopics(t.Context()) || *taken != len(tc.seen) || time.Since(began) != tc.took {
+					t.Errorf("after %d looks and %v, want %d and %v", *taken, time.Since(began), len(tc.seen), tc.took)
+				}
+			})
+		})
+	}
+}
+
+func TestJoinsAgainWhenPartitionsHaveChanged(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		seen    []partitions
+		changed bool
+	}{
+		"nothing changed":       {[]partitions{both, both, both}, false},
+		"grown, seen twice":     {[]partitions{both, grown, grown}, true},
+		"grown, seen once":      {[]partitions{both, grown, both, both}, false},
+		"brokers were away":     {[]partitions{none, both, none, both}, false},
+		"away between the two":  {[]partitions{grown, none, grown}, true},
+		"missing":               {[]partitions{half, half, half}, false},
+		"missing, back as was":  {[]partitions{half, both, both}, true},
+		"missing, back by half": {[]partitions{half, both, half, both}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				m, taken := looks(t, tc.seen...)
+				m.known = both
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(len(tc.seen))*time.Second+time.Millisecond)
+				defer cancel()
+				if got := m.awaitChange(ctx); got != tc.changed || *taken != len(tc.seen) {
+					t.Errorf("changed: %v after %d looks, want %v after %d", got, *taken, tc.changed, len(tc.seen))
+				}
+			})
+		})
 	}
 }
