@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
 
@@ -105,6 +106,7 @@ func TestSweep(t *testing.T) {
 		} {
 			claim(t, conn, row.status, row.generation, row.over, row.due, row.code)
 		}
+		db.Exec(t, "UPDATE public.outbox SET commit_lsn = '0/1' WHERE id = 10")
 		tx, err := db.Conn(t).Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -113,6 +115,12 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 		others := `SELECT md5(string_agg(o::text, ',' ORDER BY id)) FROM public.outbox o WHERE id NOT IN (9, 10, 12)`
+		whole := NewSweep(s.rows, s.cfg, s.log)
+		whole.rows.Page = 100
+		ids, open, last, err := whole.page(t.Context())
+		if diff := cmp.Diff([]int64{9, 10, 11, 12}, ids); err != nil || diff != "" || open != 1 || last != 13 {
+			t.Errorf("%v, the first open row is %d and the last one %d, stranded (-want +got):\n%s", err, open, last, diff)
+		}
 		before := query(t, conn, others)
 		began := query(t, conn, "SELECT clock_timestamp()::text")
 		sweepOnce(t, s)
@@ -186,6 +194,40 @@ func TestSweepIsGuarded(t *testing.T) {
 		}
 		if n := query(t, conn, "SELECT count(*)::text FROM public.cdc_relay_audit"); n != "0" {
 			t.Errorf("%s rows audited, want none", n)
+		}
+	})
+}
+
+// A page whose rows could not be swept is looked at again.
+func TestSweepAgain(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		s, conn, _ := newSweep(t, db)
+		claim(t, conn, 5, 1, 400, nil, nil)
+		db.Exec(t, "ALTER TABLE public.cdc_relay_audit RENAME TO away")
+		if err := s.step(t.Context()); pg.Code(err) != pg.CodeUndefinedTable || !s.walk.underway || s.walk.after != 0 {
+			t.Errorf("%v without an audit trail, walked over up to %d", err, s.walk.after)
+		}
+		db.Exec(t, "ALTER TABLE public.away RENAME TO cdc_relay_audit")
+		if err := s.step(t.Context()); err != nil || testutil.ToFloat64(s.cfg.Swept) != 1 {
+			t.Errorf("%v, %v rows swept by the next step, want 1", err, testutil.ToFloat64(s.cfg.Swept))
+		}
+	})
+}
+
+// A login without the documented rights is told which ones.
+func TestSweepWithoutRights(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		s, conn, _ := newSweep(t, db)
+		claim(t, conn, 5, 1, 400, nil, nil)
+		login, _ := db.Consumer(t)
+		db.Exec(t, "GRANT SELECT ON public.cdc_relay_slot, public.cdc_relay_lease TO "+login)
+		if _, err := s.rows.DB.Exec(t.Context(), "SET ROLE "+login); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.step(t.Context()); err == nil || !strings.Contains(err.Error(), "INSERT on cdc_relay_audit") {
+			t.Errorf("%v, want the right that is missing", err)
 		}
 	})
 }

@@ -37,3 +37,28 @@ func TestWalk(t *testing.T) {
 		}
 	}
 }
+
+// Nothing is known of what a walk leaves out.
+func TestWalkSkips(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1e9, 0)
+	for _, tc := range []struct {
+		name string
+		skip int64
+		want int64
+	}{
+		{"nothing", 0, 100},
+		{"less than was walked over", 5, 100},
+		{"some", 90, 10},
+	} {
+		w := walk{}
+		w.begin(0, mark{id: 100, xmax: 1, at: start}, 1)
+		w.begin(0, mark{id: 200, xmax: 2, at: start}, 2)
+		w.pass(0, 10)
+		w.skip(tc.skip)
+		w.pass(0, 200)
+		if got := w.raised(); got != tc.want {
+			t.Errorf("%s: the mark rises to %d, want %d", tc.name, got, tc.want)
+		}
+	}
+}
