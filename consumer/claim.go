@@ -22,12 +22,15 @@ import (
 // be called from any goroutine. After another error, repeat the call: it is not
 // known whether it took effect.
 type Claim struct {
-	won
+	// Age is how long ago the event was SENT, or its receipt made, when it was
+	// claimed, by the database's clock: receivers forget an idempotency key after
+	// a while, see [KeyTTL].
+	Age time.Duration
+
+	won  store.Claim
 	from keeper
 	inTx atomic.Bool // ConsumedTx succeeded in a transaction
 }
-
-type won = store.Claim
 
 // keeper is where a claim is kept: outbox rows or receipts.
 type keeper interface {
@@ -39,7 +42,7 @@ type keeper interface {
 
 // newClaim makes the claim that a handler gets of one that the store has won;
 // from is the Rows or Receipts that it came from.
-func newClaim(c store.Claim, from keeper) *Claim { return &Claim{won: c, from: from} }
+func newClaim(c store.Claim, from keeper) *Claim { return &Claim{Age: c.Age, won: c, from: from} }
 
 // ended reports whether ConsumedTx has ended the claim in a transaction. Only
 // the row tells whether that was committed.
@@ -91,7 +94,7 @@ func (c *Claim) ConsumedTx(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (c *Claim) many(ctx context.Context, do func(context.Context, []store.Held) ([]store.Held, error)) error {
-	kept, err := do(ctx, []store.Held{c.Held()})
+	kept, err := do(ctx, []store.Held{c.won.Held()})
 	return c.unlessLost(len(kept) == 1, err)
 }
 
@@ -99,14 +102,14 @@ func (c *Claim) many(ctx context.Context, do func(context.Context, []store.Held)
 // the application's, as in [DataError]; the message is a sentence for people, of
 // at most 500 bytes, without secrets or data of the event.
 func (c *Claim) Failed(ctx context.Context, code, message string) error {
-	ok, err := c.from.Fail(ctx, store.Failure{Held: c.Held(), Code: dataCode(code), Message: message})
+	ok, err := c.from.Fail(ctx, store.Failure{Held: c.won.Held(), Code: dataCode(code), Message: message})
 	return c.unlessLost(ok, err)
 }
 
 // Release gives the event back after a failed attempt, to be tried again after a
 // delay.
 func (c *Claim) Release(ctx context.Context, delay time.Duration) error {
-	ok, err := c.from.Release(ctx, store.Release{Held: c.Held(), Delay: max(delay, 0), Code: store.CodeSystem,
+	ok, err := c.from.Release(ctx, store.Release{Held: c.won.Held(), Delay: max(delay, 0), Code: store.CodeSystem,
 		Message: "the attempt was given up, to be repeated"})
 	return c.unlessLost(ok, err)
 }
@@ -122,9 +125,9 @@ func (c *Claim) BeginEffect(ctx context.Context, digest []byte) error {
 	if err != nil {
 		return err
 	}
-	ok, changed, err := receipts.BeginEffect(ctx, c.Held(), digest)
+	ok, changed, err := receipts.BeginEffect(ctx, c.won.Held(), digest)
 	if err == nil && changed {
-		return fmt.Errorf("event %s: %w", c.EventID, ErrDigestChanged)
+		return fmt.Errorf("event %s: %w", c.won.EventID, ErrDigestChanged)
 	}
 	return c.unlessLost(ok, err)
 }
@@ -136,7 +139,7 @@ func (c *Claim) ClearEffect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ok, err := receipts.ClearEffect(ctx, c.Held())
+	ok, err := receipts.ClearEffect(ctx, c.won.Held())
 	return c.unlessLost(ok, err)
 }
 
@@ -147,7 +150,7 @@ func (c *Claim) SetProviderRef(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	ok, err := receipts.SetProviderRef(ctx, c.Held(), ref)
+	ok, err := receipts.SetProviderRef(ctx, c.won.Held(), ref)
 	return c.unlessLost(ok, err)
 }
 
@@ -161,7 +164,7 @@ func (c *Claim) receipts() (*store.Receipts, error) {
 
 func (c *Claim) unlessLost(ok bool, err error) error {
 	if err == nil && !ok {
-		return fmt.Errorf("event %s: %w", c.EventID, ErrClaimLost)
+		return fmt.Errorf("event %s: %w", c.won.EventID, ErrClaimLost)
 	}
 	return err
 }
