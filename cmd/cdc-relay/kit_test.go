@@ -145,6 +145,8 @@ func TestKitCommands(t *testing.T) {
 				"2   -                                     would_drop  open    NO_EVENT_ID  \n" +
 				"matched 2, changed 0 (dry run)\n"},
 		{name: "drop", args: []string{"quarantine", "drop", "2", "3", "4", "--reason", "x"}, state: "open dropped dropped dropped dropped retried, " + receiptsAsAre + ", 3 audited"},
+		{name: "drop of what is resolved", args: []string{"quarantine", "drop", "5", "6", "--reason", "x"}, code: 1, state: kitUntouched,
+			stderr: "error: quarantine drop: of 2 rows 2 not open\n"},
 		{name: "filter without confirmation", args: []string{"quarantine", "retry", "--consumer", "mailer"}, code: 5, state: kitUntouched,
 			stdout: "ID  EVENT_ID                              RESULT       STATUS  ERROR_CODE     DETAIL\n" +
 				"1   00000000-0000-4000-8000-000000000001  would_retry  open    MISSING        \n" +
@@ -183,6 +185,8 @@ func TestKitCommands(t *testing.T) {
 		{name: "a dropped receipt", args: []string{"receipts", "retry", eventOf(3) + ":mail", "--include-waived"}, state: quarantineAsIs + ", 3 4 3 2 2 3, 1 audited"},
 		{name: "a receipt that is not there", args: []string{"receipts", "drop", eventOf(1) + ":other", "--reason", "x"}, code: 4, state: kitUntouched,
 			stderr: "error: receipt drop: of 1 rows 1 not found\n"},
+		{name: "a receipt that waits by itself", args: []string{"receipts", "retry", eventOf(4) + ":mail"}, code: 1, state: kitUntouched,
+			stderr: "error: receipt retry: of 1 rows 1 not failed\n"},
 		{name: "a key given twice", args: []string{"receipts", "drop", key, eventOf(2), key, "--reason", "x"}, state: quarantineAsIs + ", 3 4 3w 3w 2 3, 1 audited"},
 		{name: "receipts by a filter, unconfirmed", args: []string{"receipts", "retry", "--purpose", "mail"}, code: 5, state: kitUntouched,
 			stdout: receipt +

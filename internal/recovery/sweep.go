@@ -165,14 +165,13 @@ func (s *Sweep) step(ctx context.Context) error {
 	if last == 0 {
 		return s.end(ctx)
 	}
-	if err := s.requeue(ctx, stranded); err != nil {
-		return err // the page is looked at again
-	}
 	s.walk.pass(open, last)
 	if !s.claimed {
 		s.walk.skip(s.newest)
 	}
-	return nil
+	// A row that cannot be swept, such as one that a trigger refuses, keeps the
+	// mark below it, but not the walk from going on.
+	return s.requeue(ctx, stranded)
 }
 
 func (s *Sweep) begin(ctx context.Context) error {

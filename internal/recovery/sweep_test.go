@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
 
@@ -198,19 +197,35 @@ func TestSweepIsGuarded(t *testing.T) {
 	})
 }
 
-// A page whose rows could not be swept is looked at again.
-func TestSweepAgain(t *testing.T) {
+// A row that cannot be swept holds up only those of its page, and the next walk
+// finds it again.
+func TestSweepRefused(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
 		s, conn, _ := newSweep(t, db)
-		claim(t, conn, 5, 1, 400, nil, nil)
-		db.Exec(t, "ALTER TABLE public.cdc_relay_audit RENAME TO away")
-		if err := s.step(t.Context()); pg.Code(err) != pg.CodeUndefinedTable || !s.walk.underway || s.walk.after != 0 {
-			t.Errorf("%v without an audit trail, walked over up to %d", err, s.walk.after)
+		s.walk.lowWaterAge = 0
+		const page = 5
+		for range 2 * page {
+			claim(t, conn, 5, 1, 400, nil, nil)
 		}
-		db.Exec(t, "ALTER TABLE public.away RENAME TO cdc_relay_audit")
-		if err := s.step(t.Context()); err != nil || testutil.ToFloat64(s.cfg.Swept) != 1 {
-			t.Errorf("%v, %v rows swept by the next step, want 1", err, testutil.ToFloat64(s.cfg.Swept))
+		db.Exec(t, `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+			CREATE TRIGGER refuse BEFORE UPDATE ON public.outbox FOR EACH ROW WHEN (NEW.id = 2) EXECUTE FUNCTION public.refuse()`)
+		for walk, want := range []string{"5 5 5 5 5 0 0 0 0 0", "0 0 0 0 0 0 0 0 0 0"} {
+			if walk == 1 {
+				db.Exec(t, "DROP TRIGGER refuse ON public.outbox")
+			}
+			var errs []error
+			for first := true; first || s.walk.underway; first = false {
+				if err := s.step(t.Context()); err != nil {
+					errs = append(errs, err)
+				}
+			}
+			if len(errs) != 1-walk || walk == 0 && !strings.Contains(errs[0].Error(), "not this one") {
+				t.Errorf("walk %d: %v", walk, errs)
+			}
+			if got := query(t, conn, "SELECT string_agg(send_status::text, ' ' ORDER BY id) FROM public.outbox"); got != want {
+				t.Errorf("walk %d: rows are %s, want %s", walk, got, want)
+			}
 		}
 	})
 }
