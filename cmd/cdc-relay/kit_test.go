@@ -91,7 +91,8 @@ func (k *kitRows) state(t *testing.T) string {
 	var text string
 	err := k.admin.QueryRow(t.Context(), `SELECT
 		(SELECT string_agg(coalesce(resolution, 'open') || CASE WHEN (resolved_at IS NULL) = (coalesce(resolution, 'retry') = 'retry') THEN '' ELSE '!' END, ' ' ORDER BY id) FROM mail.outbox_quarantine)
-		|| ', ' || (SELECT string_agg(status || CASE WHEN status = 3 AND finished_at IS NOT NULL THEN 'w' ELSE '' END, ' ' ORDER BY created_at) FROM mail.outbox_receipt)
+		|| ', ' || (SELECT string_agg(status || CASE WHEN status = 3 AND finished_at IS NOT NULL THEN 'w' WHEN status = 3 AND next_attempt_at IS NULL THEN '?' ELSE '' END
+			|| CASE WHEN finished_at IS NOT NULL AND next_attempt_at IS NOT NULL THEN '!' ELSE '' END, ' ' ORDER BY created_at) FROM mail.outbox_receipt)
 		|| ', ' || (SELECT count(*) FROM mail.cdc_relay_audit) || ' audited'`).Scan(&text)
 	if err != nil {
 		t.Fatal(err)

@@ -69,6 +69,7 @@ func TestReceiptsListAndShow(t *testing.T) {
 			{"FAILED ones", nil, "1:mail 2:mail 4:stats"},
 			{"with waived ones", []string{"--include-waived"}, "1:mail 2:mail 3:mail 4:stats"},
 			{"of a status", []string{"--status", "sent,consumed"}, "1:stats 4:mail"},
+			{"of statuses that an index does not know", []string{"--status", "failed,consumed"}, "1:mail 1:stats 2:mail 4:stats"},
 			{"that wait", []string{"--status", "sent"}, "4:mail"},
 			{"of an event", []string{"--event-id", eventOf(1), "--status", "failed,consumed"}, "1:mail 1:stats"},
 			{"for a purpose", []string{"--purpose", "stats"}, "4:stats"},
