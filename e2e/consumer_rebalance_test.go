@@ -39,6 +39,7 @@ func TestRebalanceWithinGrace(t *testing.T) {
 		b, events, held, first := heldInTwoPartitions(t, consumerproc.Config{Mode: mode, RevokeGrace: 25 * time.Second})
 		second := b.Start()
 		b.WaitGroup("PreparingRebalance")
+		b.Wait("the first one to hear of it, with its next heartbeat", b.Passed(2))
 		for _, h := range held {
 			h.Release(consumerproc.GoOn)
 		}

@@ -1,5 +1,7 @@
-// Package e2e runs the relay's program on real PostgreSQL and Kafka servers.
-// Every test ends in the same checker, see Bed.Finish of package harness.
+// Package e2e runs the relay's program, and consumers, on real PostgreSQL and
+// Kafka servers. Every test of the relay ends in the same checker, see Bed.Finish
+// of package harness, and every test of consumers in another one, see Bed.Finish
+// of package consumerbed.
 package e2e
 
 import (
