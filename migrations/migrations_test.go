@@ -90,6 +90,25 @@ func checkStatus(t *testing.T, conn *pgx.Conn, schema string) {
 	}
 }
 
+// TestUpgrade: a database of an earlier release is accepted as it is, and gets
+// what is new.
+func TestUpgrade(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		psql(t, db, printed(t, "relay", 0, migrations.MinVersion))
+		conn := db.Conn(t)
+		version, err := migrations.Version(t.Context(), conn, "relay")
+		if version != migrations.MinVersion || err != nil || migrations.Accepted(version) != nil {
+			t.Errorf("version %d, %v; accepted: %v", version, err, migrations.Accepted(version))
+		}
+		applied, err := migrations.Up(t.Context(), config(t, db), "relay")
+		if diff := cmp.Diff(allNames[migrations.MinVersion:], names(applied)); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+		checkStatus(t, conn, "relay")
+	})
+}
+
 func TestThreeAtOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {

@@ -210,8 +210,11 @@ func TestMixedChunk(t *testing.T) {
 		f := setup(t, db, kinds[0])
 		refs := f.events(t, 4)
 		refs[1].RowID, refs[2].RowID = 0, 0
-		wrong := store.Ref{RowID: refs[3].RowID, EventID: refs[0].EventID}
-		list, err := f.Claim(t.Context(), append([]store.Ref{wrong}, refs...))
+		wrong := []store.Ref{
+			{RowID: refs[3].RowID, EventID: refs[0].EventID},
+			{RowID: refs[3].RowID, EventID: f.event(t).EventID},
+		}
+		list, err := f.Claim(t.Context(), append(wrong, refs...))
 		if err != nil || len(list) != len(refs) {
 			t.Fatalf("claimed %v, %v", list, err)
 		}
