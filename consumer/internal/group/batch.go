@@ -36,9 +36,9 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // decode returns the records of a partition from an offset on, up to the first
 // batch that cannot be read. If that is the first of all, the error is an
-// *UndecodableError.
-func decode(p Partition, from int64, data []byte) (Batch, error) {
-	out := Batch{Next: from}
+// *UndecodableError. end is the high watermark.
+func decode(p Partition, from, end int64, data []byte) (Batch, error) {
+	out := Batch{Next: from, End: end}
 	for {
 		one, rest, ok := cutBatch(data)
 		if !ok {
@@ -56,7 +56,7 @@ func decode(p Partition, from int64, data []byte) (Batch, error) {
 			if out.Next > from {
 				return out, nil // it is the first next time
 			}
-			return out, &UndecodableError{Partition: p, From: from, To: max(last, from), Err: err}
+			return out, &UndecodableError{Partition: p, From: from, To: undecodableTo(from, last, end, rest), Err: err}
 		}
 		for _, r := range records {
 			if r.Offset >= from {
@@ -66,6 +66,19 @@ func decode(p Partition, from int64, data []byte) (Batch, error) {
 		// A batch keeps its last offset when compaction takes its records away.
 		out.Next = max(out.Next, last+1)
 	}
+}
+
+// undecodableTo is the last offset of a batch that cannot be read: what it says,
+// if that is not wrong too. No good record may be skipped with it, so that it
+// ends before the batch that follows, or with the log.
+func undecodableTo(from, says, end int64, rest []byte) int64 {
+	bound := end - 1
+	if len(rest) >= 8 {
+		if next := int64(binary.BigEndian.Uint64(rest)); next > from {
+			bound = min(bound, next-1)
+		}
+	}
+	return max(from, min(says, bound))
 }
 
 // cutBatch cuts the first batch off, if all of it is there.

@@ -85,11 +85,11 @@ func TestDecodeReadsWhatIsWritten(t *testing.T) {
 			all, next = append(all, rs...), next+int64(len(rs))
 		}
 		from := rapid.Int64Range(first, next-1).Draw(t, "from")
-		got, err := decode(somewhere, from, data)
+		got, err := decode(somewhere, from, next, data)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(Batch{Records: all[from-first:], Next: next}, got); diff != "" {
+		if diff := cmp.Diff(Batch{Records: all[from-first:], Next: next, End: next}, got); diff != "" {
 			t.Fatalf("(-want +got):\n%s", diff)
 		}
 	})
@@ -118,7 +118,7 @@ func TestDecodeStepsOverWhatIsGone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := decode(somewhere, tc.from, tc.data)
+			got, err := decode(somewhere, tc.from, 100, tc.data)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -176,7 +176,7 @@ func TestDecodeRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := decode(somewhere, 10, tc.data)
+			got, err := decode(somewhere, 10, 100, tc.data)
 			bad, ok := err.(*UndecodableError)
 			if !ok {
 				t.Fatalf("got %+v, %v", got, err)
@@ -186,8 +186,42 @@ func TestDecodeRefuses(t *testing.T) {
 			}
 			// Behind a good one it has to wait for its turn.
 			before := three(t, func(b []byte) { b[7] = 7 })
-			if got, err := decode(somewhere, 7, append(before, tc.data...)); err != nil || got.Next != 10 || len(got.Records) != 3 {
+			if got, err := decode(somewhere, 7, 100, append(before, tc.data...)); err != nil || got.Next != 10 || len(got.Records) != 3 {
 				t.Errorf("behind another one: %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// What a batch says of its end may be what is damaged.
+func TestAnUndecodableBatchTakesNoOtherWithIt(t *testing.T) {
+	t.Parallel()
+	saying := func(delta uint32) []byte {
+		one := three(t, func([]byte) {})
+		putInt32(one, lastDeltaAt, delta)
+		return one // with a checksum that is now wrong
+	}
+	next := three(t, func(b []byte) { b[7] = 13 })
+	for name, tc := range map[string]struct {
+		delta uint32
+		rest  []byte
+		to    int64
+	}{
+		"as it is, if it can be":      {5, nil, 15},
+		"a batch follows":             {5, next, 12},
+		"a part of a batch follows":   {5, next[:8], 12},
+		"too little follows to tell":  {5, next[:7], 15},
+		"beyond the log":              {1 << 31, nil, 99},
+		"beyond the log, another one": {1 << 31, next, 12},
+		"what follows makes no sense": {5, make([]byte, 100), 15},
+		"before the offset asked for": {0, nil, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := decode(somewhere, 10, 100, append(saying(tc.delta), tc.rest...))
+			bad, ok := err.(*UndecodableError)
+			if !ok || bad.From != 10 || bad.To != tc.to {
+				t.Errorf("got %+v, want to %d", err, tc.to)
 			}
 		})
 	}
@@ -197,12 +231,12 @@ func TestDecodeOfACutFirstBatch(t *testing.T) {
 	t.Parallel()
 	whole := three(t, func([]byte) {})
 	for _, n := range []int{1, prefixSize - 1, prefixSize, len(whole) - 1} {
-		if _, err := decode(somewhere, 10, whole[:n]); err == nil {
+		if _, err := decode(somewhere, 10, 100, whole[:n]); err == nil {
 			t.Errorf("%d bytes: no error", n)
 		}
 	}
 	for name, length := range map[string]uint32{"negative": 1 << 31, "less than its fields": 3} {
-		if _, err := decode(somewhere, 10, three(t, func(b []byte) { putInt32(b, lengthAt, length) })); err == nil {
+		if _, err := decode(somewhere, 10, 100, three(t, func(b []byte) { putInt32(b, lengthAt, length) })); err == nil {
 			t.Errorf("length %s: no error", name)
 		}
 	}
@@ -221,7 +255,7 @@ func FuzzDecode(f *testing.F) {
 			sealed(one) // to come past the checksum
 		}
 		from := int64(10)
-		got, err := decode(somewhere, from, data)
+		got, err := decode(somewhere, from, 100, data)
 		if err == nil && len(data) > 0 && got.Next < from {
 			t.Fatalf("went back to %d", got.Next)
 		}

@@ -58,7 +58,7 @@ func TestExchangeInEveryVersion(t *testing.T) {
 		if ans.code != 0 || ans.highWatermark != 77 {
 			t.Errorf("version %d: %+v", version, ans)
 		}
-		b, err := decode(somewhere, 0, ans.records)
+		b, err := decode(somewhere, 0, 2, ans.records)
 		if diff := cmp.Diff([]string{"v", "w"}, valuesOf(b.Records)); diff != "" || err != nil {
 			t.Errorf("version %d: %v (-want +got):\n%s", version, err, diff)
 		}

@@ -76,7 +76,8 @@ func (e *OffsetError) Error() string {
 // again: it is damaged or compressed in a way that this program does not know.
 type UndecodableError struct {
 	Partition
-	From, To int64 // offsets of the batch, both included
+	// From is the offset asked for, To the last of the batch, both included.
+	From, To int64
 	Err      error
 }
 

@@ -100,7 +100,7 @@ func (m *Member) next(ctx context.Context, cg *kafka.ConsumerGroup) (*kafka.Gene
 			m.id, m.joining = kgen.MemberID, false
 			return kgen, nil
 		case errors.Is(err, kafka.RebalanceInProgress): // the usual course
-		case errors.Is(err, context.DeadlineExceeded):
+		case err == context.DeadlineExceeded: // of nextWithin; that of a connection comes wrapped
 			forgotten = m.removeFromGroup(ctx) != nil
 		default:
 			m.trouble("joining the group", err)

@@ -43,7 +43,9 @@ func TestTwoMembersShareAndHandOver(t *testing.T) {
 	}
 
 	two.end(t)
-	one.until(t, 4)
+	if g := one.next(t); len(g.Assignments) != 4 {
+		t.Errorf("the next generation has %d partitions, want 4: the other member left by a detour", len(g.Assignments))
+	}
 	awaitMembers(t, cfg.Group, 1)
 }
 

@@ -2,7 +2,6 @@ package group
 
 import (
 	"context"
-	"errors"
 	"net"
 	"sync"
 )
@@ -22,7 +21,7 @@ func (n *network) dial(ctx context.Context, kind, address string) (net.Conn, err
 	defer n.mu.Unlock()
 	if n.away {
 		n.refused++
-		return nil, &net.OpError{Op: "dial", Net: kind, Err: errors.New("refused by the test")}
+		return nil, &net.OpError{Op: "dial", Net: kind, Err: context.DeadlineExceeded}
 	}
 	c, err := n.dialer(ctx, kind, address)
 	if err == nil {

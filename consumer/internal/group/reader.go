@@ -83,8 +83,7 @@ func (r *Reader) read(ctx context.Context, p Partition, from int64) (Batch, erro
 	if err != nil {
 		return Batch{}, err
 	}
-	b, err := decode(p, from, ans.records)
-	b.End = ans.highWatermark
+	b, err := decode(p, from, ans.highWatermark, ans.records)
 	return b, r.judge(p, from, err)
 }
 
