@@ -87,67 +87,93 @@ func TestRebalanceOverGrace(t *testing.T) {
 func TestFrozenConsumer(t *testing.T) {
 	t.Parallel()
 	eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
-		b := consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: consumerproc.Config{Mode: mode}})
-		events := b.Insert(inPartitions(2)...)
-		ev, other := &events[0], &events[1]
-		held, next := b.Hold(consumerproc.Received, *ev), b.Hold(consumerproc.Received, *ev)
+		b := consumerbed.New(t, consumerbed.Options{Partitions: 3, Consumer: consumerproc.Config{Mode: mode}})
+		events := b.Insert(inPartitions(3)...)
+		other, taken := &events[2], events[:2]
+		var held, next [2]*consumerbed.Hold
+		for i := range held {
+			held[i], next[i] = b.Hold(consumerproc.Received, taken[i]), b.Hold(consumerproc.Received, taken[i])
+		}
 		b.Publish(events)
-		first := b.Start()
-		held.Wait()
+		first := b.Start(deafFor(taken[0])) // so one handler returns that it is done, the other that it was ended
+		for _, h := range held {
+			h.Wait()
+		}
 		b.WaitStatus(check.Consumed, *other)
 		first.Freeze()
 		second := b.Start()
-		next.Wait()
-		more := b.Put(consumerbed.Spec{Partition: 1, Key: "a"}, consumerbed.Spec{Partition: 1, Key: "b"})
+		for _, h := range next {
+			h.Wait()
+		}
+		more := b.Put(consumerbed.Spec{Partition: 2, Key: "a"}, consumerbed.Spec{Partition: 2, Key: "b"})
 		b.WaitCommitted(more[1])
-		held.Release(consumerproc.GoOn)
+		for _, h := range held {
+			h.Release(consumerproc.GoOn)
+		}
 		first.Thaw()
-		first.WaitStatus("the old owner to see that its claim is lost", func(s *consumerproc.Status) bool { return s.Lost > 0 })
-		b.Want("while the new owner works", *ev, consumerbed.Facts{
-			Status: check.Consuming, Generation: 2, Attempts: 1, Code: "CONSUMER_ABANDONED", Accepted: 2, Received: 2})
-		b.WantStays("while the new owner works", *ev)
-		next.Release(consumerproc.GoOn)
+		first.WaitRefused(taken...)
+		for _, ev := range taken {
+			b.Want("while the new owner works", ev, consumerbed.Facts{
+				Status: check.Consuming, Generation: 2, Attempts: 1, Code: "CONSUMER_ABANDONED", Accepted: 2, Received: 2})
+			b.WantStays("while the new owner works", ev)
+		}
+		for _, h := range next {
+			h.Release(consumerproc.GoOn)
+		}
 		b.WaitMembers(2)
 		b.Finish(consumerbed.Arranged{})
-		b.Want("taken over", *ev, consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1, Accepted: 2, Received: 2})
+		for _, ev := range taken {
+			b.Want("taken over", ev, consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1, Accepted: 2, Received: 2})
+		}
 		for _, ev := range append(more, *other) {
 			b.Want("beside it", ev, once)
 		}
 		first.WantRecords(consumerbed.Counts{consumer.Consumed: 1})
-		second.WantRecords(consumerbed.Counts{consumer.Consumed: 3})
+		second.WantRecords(consumerbed.Counts{consumer.Consumed: 4})
 	})
 }
 
+// deafFor makes the handlers of an event ignore that their context has ended.
+func deafFor(ev consumerbed.Event) func(*consumerproc.Config) {
+	return func(c *consumerproc.Config) { c.Deaf = []string{ev.ID.String()} }
+}
+
 // TestConsumerStops: what finishes within the drain is recorded and committed;
-// what does not is given back, in doubt.
+// what does not is given back, in doubt, or keeps its claim until the lease is
+// over if its handler ignores the stop.
 func TestConsumerStops(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct {
-		name     string
-		deaf     bool
-		left     consumerbed.Facts // of the handler that takes longer, when the process has ended
-		attempts int
-	}{
-		{"ends with its context", false, consumerbed.Facts{Status: check.Sent, Generation: 1, Attempts: 1, Code: "CONSUMER_AMBIGUOUS"}, 1},
-		{"ignores its context", true, consumerbed.Facts{Status: check.Consuming, Generation: 1}, 1},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			b, events, held, first := heldInTwoPartitions(t, consumerproc.Config{
-				Drain: 3 * time.Second, RevokeGrace: time.Second, RetryBase: 100 * time.Millisecond, Deaf: tc.deaf})
-			first.SendTerm()
-			held[0].Release(consumerproc.GoOn)
-			first.WaitEnd()
-			b.WaitMembers(0)
-			b.Want("within the drain", events[0], once)
-			b.Want("beyond it", events[1], tc.left)
-			if at := b.Committed(b.Partition(0)); at != 1 {
-				t.Errorf("offset %d is committed for what was drained, want 1", at)
-			}
-			b.WantStays("beyond the drain", events[1])
-			b.Start()
-			b.Finish(consumerbed.Arranged{})
-			b.Want("beyond it, later", events[1], consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: tc.attempts, Accepted: 1, Received: 1})
-		})
-	}
+	eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
+		b := consumerbed.New(t, consumerbed.Options{Partitions: 3, Consumer: consumerproc.Config{
+			Mode: mode, Drain: 3 * time.Second, RevokeGrace: time.Second, RetryBase: 100 * time.Millisecond}})
+		events := b.Insert(inPartitions(3)...)
+		drained, ended, deaf := &events[0], &events[1], &events[2]
+		held := map[*consumerbed.Event]*consumerbed.Hold{}
+		for i := range events {
+			held[&events[i]] = b.Hold(consumerproc.Call, events[i])
+		}
+		b.Publish(events)
+		first := b.Start(deafFor(*deaf))
+		for _, h := range held {
+			h.Wait()
+		}
+		first.SendTerm()
+		held[drained].Release(consumerproc.GoOn)
+		first.WaitEnd()
+		b.WaitMembers(0)
+		b.Want("within the drain", *drained, once)
+		b.Want("ended", *ended, consumerbed.Facts{Status: check.Sent, Generation: 1, Attempts: 1, Code: "CONSUMER_AMBIGUOUS"})
+		b.Want("ignores the stop", *deaf, consumerbed.Facts{Status: check.Consuming, Generation: 1})
+		if at := b.Committed(drained.PartitionName); at != drained.Offset+1 {
+			t.Errorf("offset %d is committed for what was drained, want %d", at, drained.Offset+1)
+		}
+		b.WantStays("beyond the drain", *ended)
+		b.WantStays("beyond the drain", *deaf)
+
+		b.Start()
+		b.Finish(consumerbed.Arranged{})
+		for _, ev := range []*consumerbed.Event{ended, deaf} {
+			b.Want("later", *ev, consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1, Accepted: 1, Received: 1})
+		}
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -87,6 +88,22 @@ func (p *Process) WantRecords(want Counts) {
 		}
 		return true
 	})
+}
+
+// WaitRefused waits until the process has said of each of these events that it
+// could not record an outcome, as the claim was lost.
+func (p *Process) WaitRefused(events ...Event) {
+	p.bed.t.Helper()
+	for _, ev := range events {
+		p.bed.Wait(fmt.Sprintf("consumer %s to lose its claim on %s", p.cfg.Name, ev.ID), func() bool {
+			for line := range strings.Lines(p.Output()) {
+				if strings.Contains(line, "an outcome was not recorded") && strings.Contains(line, ev.ID.String()) {
+					return true
+				}
+			}
+			return false
+		})
+	}
 }
 
 // WaitReason waits until the process says why a partition waits.

@@ -57,8 +57,8 @@ type Config struct {
 	Raw bool
 	// BeginEffect records that the call may leave the process, before it does.
 	BeginEffect bool
-	// Deaf handlers do not notice that their context has ended.
-	Deaf bool
+	// Deaf are events whose handlers do not notice that their context has ended.
+	Deaf []string
 }
 
 // Write writes the configuration to a file.

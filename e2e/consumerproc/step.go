@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/cdc-relay/cdc-relay/consumer"
@@ -63,7 +64,7 @@ func (s stage) step(ctx context.Context, step Step) error {
 	if s.cfg.Control == "" {
 		return nil
 	}
-	if s.cfg.Deaf {
+	if slices.Contains(s.cfg.Deaf, step.Event) {
 		ctx = context.WithoutCancel(ctx)
 	}
 	step.Process, step.Group = s.cfg.Name, s.cfg.Group
