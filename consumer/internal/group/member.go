@@ -28,7 +28,8 @@ type Member struct {
 	state string
 	// missing are the topics last reported as such.
 	missing []string
-	// known are the topics as the group's assignment knows them at the least.
+	// known is what was last seen before the group's assignment was made: the
+	// assignment has that, or more.
 	known partitions
 }
 

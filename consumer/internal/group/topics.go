@@ -2,7 +2,6 @@ package group
 
 import (
 	"context"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -121,7 +120,7 @@ func (m *Member) report(names []string) {
 	}
 	m.missing = names
 	if len(names) > 0 {
-		m.log.Log(context.Background(), slog.LevelWarn, "topics do not exist or may not be seen: create them, or grant Describe", "topics", names)
+		m.log.Warn("topics do not exist or may not be seen: create them, or grant Describe", "topics", names)
 	} else {
 		m.log.Info("all topics are there")
 	}
