@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -200,13 +201,25 @@ func TestStaleOwnerChangesNothing(t *testing.T) {
 func TestLostClaimEndsTheContext(t *testing.T) {
 	t.Parallel()
 	g := newGated()
-	b := newBed(t, 18, g.handle, Lease(3*time.Second))
+	var lost lostClaims
+	b := newBed(t, 18, g.handle, Lease(3*time.Second), Metrics(&lost))
 	b.put("a")
 	b.start()
 	<-g.entered
 	b.exec(`UPDATE outbox SET claim_generation = 2, claimed_by = 'another', lease_until = clock_timestamp() + interval '1 hour'`)
 	b.awaitReason(WaitingClaim) // the handler has returned: only its context told it to
+	if n := lost.n.Load(); n != 1 {
+		t.Errorf("one claim was lost, %d were counted", n)
+	}
 }
+
+// lostClaims counts them.
+type lostClaims struct {
+	nobody
+	n atomic.Int32
+}
+
+func (l *lostClaims) ClaimLost() { l.n.Add(1) }
 
 func TestLanes(t *testing.T) {
 	t.Parallel()

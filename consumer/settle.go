@@ -145,7 +145,9 @@ func (c *Consumer) closed(it *item, ours bool, counted Outcome) {
 		c.opt.observer.Records(it.rec.Topic, counted, 1)
 		return
 	}
-	c.opt.observer.ClaimLost()
+	if _, known := c.tenures.standing(it.live); !known { // else the renewal has told
+		c.opt.observer.ClaimLost()
+	}
 	c.log.Warn("an outcome was not recorded: the claim was lost", "event_id", it.ev.ID, "topic", it.rec.Topic,
 		"partition", it.rec.Number, "offset", it.rec.Offset)
 	it.wait(0, "")
