@@ -44,6 +44,10 @@ var errorCodes = map[string]Code{
 		"find out at the external system; skip the event if it did, replay it if not"},
 }
 
+// doubtful reports whether an error code says that an attempt may have had its
+// effect.
+func doubtful(code string) bool { return code == "CONSUMER_ABANDONED" || code == "CONSUMER_AMBIGUOUS" }
+
 // Explain tells what an error code means. One that is not known has no class.
 func Explain(code string) Code {
 	if known, ok := errorCodes[code]; ok {

@@ -66,7 +66,7 @@ func (r *Receipt) Waived() bool { return r.Status == outbox.Failed && r.Finished
 
 // InDoubt reports whether an earlier attempt may have had its effect.
 func (r *Receipt) InDoubt() bool {
-	return r.Status != outbox.Consumed && (r.EffectAt.IsSet() || r.Code == "CONSUMER_ABANDONED" || r.Code == "CONSUMER_AMBIGUOUS")
+	return r.Status != outbox.Consumed && (r.EffectAt.IsSet() || doubtful(r.Code))
 }
 
 func (r *Receipt) key() ReceiptKey { return ReceiptKey{r.EventID, r.Purpose} }

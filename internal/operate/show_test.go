@@ -226,6 +226,9 @@ func TestEffects(t *testing.T) {
 			"gives it up: it is never published and no longer alerts, and the 1000 or more held events behind it follow within a tick"},
 		{"at its consumer", Detail{Row: Row{SentAt: now}}, anew + " to Kafka again, with the same event id, and its consumer gets another try",
 			"gives it up: no consumer gets it again from here, and it no longer alerts"},
+		{"in doubt", Detail{Row: Row{SentAt: now, ErrorCode: "CONSUMER_AMBIGUOUS"}},
+			anew + " to Kafka again, with the same event id, and its consumer gets another try, as if no earlier one could have had its effect",
+			"gives it up: no consumer gets it again from here, and it no longer alerts"},
 		{"waived", Detail{Row: Row{FinishedAt: now}}, anew + ", after what was published meanwhile; it needs --include-waived",
 			"nothing: it is skipped already"},
 	} {

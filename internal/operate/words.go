@@ -209,7 +209,11 @@ func (d *Detail) command(name, flags string) string {
 // ReplayEffect says what a replay of a FAILED row would do.
 func (d *Detail) ReplayEffect() string {
 	if d.Kind() == KindFailedConsume {
-		return "sets it READY and due with no attempts; the relay publishes it to Kafka again, with the same event id, and its consumer gets another try"
+		text := "sets it READY and due with no attempts; the relay publishes it to Kafka again, with the same event id, and its consumer gets another try"
+		if doubtful(d.ErrorCode) {
+			text += ", as if no earlier one could have had its effect"
+		}
+		return text
 	}
 	text := "sets it READY and due with no attempts; the relay publishes it"
 	switch {
