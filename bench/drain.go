@@ -176,8 +176,11 @@ func (d *drain) once(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if code, err := p.Wait(ctx); err != nil || code != 0 {
-			return fmt.Errorf("%v ended with code %d (%w): %s", args, code, err, p.Tail(5))
+		switch code, err := p.Wait(ctx); {
+		case err != nil:
+			return fmt.Errorf("%v: %w: %s", args, err, p.Tail(5))
+		case code != 0:
+			return fmt.Errorf("%v ended with code %d: %s", args, code, p.Tail(5))
 		}
 	}
 	p, err := d.start("run")

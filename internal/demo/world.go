@@ -145,8 +145,11 @@ func (w *world) setUp(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		if code, err := p.Wait(ctx); err != nil || code != 0 {
-			return fmt.Errorf("cdc-relay %v: exit code %d: %w\n%s", command, code, err, p.Tail(20))
+		switch code, err := p.Wait(ctx); {
+		case err != nil:
+			return fmt.Errorf("cdc-relay %v: %w\n%s", command, err, p.Tail(20))
+		case code != 0:
+			return fmt.Errorf("cdc-relay %v: exit code %d\n%s", command, code, p.Tail(20))
 		}
 	}
 	return nil
