@@ -46,21 +46,15 @@ func rowTexts(table string) *texts {
 	}.fill()
 }
 
-const freeRow = `o.send_status = 2 AND (o.next_attempt_at IS NULL OR o.next_attempt_at <= clock_timestamp())`
-
 const claimRows = `
 WITH free AS MATERIALIZED (
-  SELECT o.id, o.event_id FROM {table} o JOIN {keys} ON {match} WHERE {among} AND ` + freeRow + `
+  SELECT o.id, o.event_id FROM {table} o JOIN {keys} ON {match} WHERE {among} AND ` + free + `
    ORDER BY o.id FOR NO KEY UPDATE OF o SKIP LOCKED)
-UPDATE {table} o
-   SET send_status = 5, claim_generation = o.claim_generation + 1, claimed_by = $3::text,
-       lease_until = clock_timestamp() + $4::bigint * interval '1 us'
+UPDATE {table} o` + take + `
   FROM free k WHERE {match} AND {among}
 RETURNING ` + claimed
 
 const claimRow = `
-UPDATE {table} o
-   SET send_status = 5, claim_generation = o.claim_generation + 1, claimed_by = $3::text,
-       lease_until = clock_timestamp() + $4::bigint * interval '1 us'
- WHERE {one} AND ` + freeRow + `
+UPDATE {table} o` + take + `
+ WHERE {one} AND ` + free + `
 RETURNING ` + claimed

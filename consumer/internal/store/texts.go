@@ -43,6 +43,14 @@ func (d dialect) fill() *texts {
 	}
 }
 
+// free is what can be claimed.
+const free = `o.{status} = 2 AND (o.next_attempt_at IS NULL OR o.next_attempt_at <= clock_timestamp())`
+
+// take claims it.
+const take = `
+   SET {status} = 5, claim_generation = o.claim_generation + 1, claimed_by = $3::text,
+       lease_until = clock_timestamp() + $4::bigint * interval '1 us'`
+
 // claimed are the columns of a Claim.
 const claimed = `{id}, o.event_id, o.claim_generation, o.attempts, o.error_code,
        coalesce(EXTRACT(epoch FROM clock_timestamp() - o.{since}), 0)::float8, {effect}`
