@@ -58,20 +58,15 @@ func TestRecordsWithoutIdentity(t *testing.T) {
 func TestRepeatedRecords(t *testing.T) {
 	t.Parallel()
 	eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
-		for name, concurrency := range map[string]int{"one by one": 1, "side by side": 4} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				b := consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: consumerproc.Config{Mode: mode, Concurrency: concurrency}})
-				events := b.Insert(consumerbed.Spec{}, consumerbed.Spec{Partition: 1}, consumerbed.Spec{Partition: 1})
-				a, b1, b2 := events[0], events[1], events[2]
-				b.Produce(a.Record(), a.Record(), b1.Record(), b2.Record(), b1.Record())
-				p := b.Start()
-				b.Finish(consumerbed.Arranged{})
-				p.WantRecords(consumerbed.Counts{consumer.Consumed: 3, consumer.Duplicate: 2})
-				for _, ev := range events {
-					b.Want("event "+ev.Key, ev, once)
-				}
-			})
+		b := consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: consumerproc.Config{Mode: mode, Concurrency: 4}})
+		events := b.Insert(consumerbed.Spec{}, consumerbed.Spec{Partition: 1}, consumerbed.Spec{Partition: 1})
+		a, b1, b2 := events[0], events[1], events[2]
+		b.Produce(a.Record(), a.Record(), b1.Record(), b2.Record(), b1.Record())
+		p := b.Start()
+		b.Finish(consumerbed.Arranged{})
+		p.WantRecords(consumerbed.Counts{consumer.Consumed: 3, consumer.Duplicate: 2})
+		for _, ev := range events {
+			b.Want("event "+ev.Key, ev, once)
 		}
 	})
 }
