@@ -1,5 +1,7 @@
 package store
 
+import "strings"
+
 // Text is a statement with its parameters: ids, events and so on, see
 // plan_test.go.
 type Text struct{ Name, SQL, Args string }
@@ -36,6 +38,8 @@ func Texts(receipts, byEvent bool) []Text {
 			Text{"insert again", t.again, "one"},
 			Text{"record a failure", t.recordFailure, "one, 'C', 'm'"},
 			Text{"record a delay", t.recordDelay, "one, 'C', 'm', 1000"},
+			Text{"purge", strings.ReplaceAll(purgePage, "{table}", "public.outbox_receipt"),
+				"1000, '', '-infinity', 100"},
 		)
 	}
 	return list

@@ -56,6 +56,9 @@ func TestPlans(t *testing.T) {
 					prepare(t, s.Conn)
 				}
 				explainAll(t, s.Conn, func(table string, text store.Text, plan pgtest.Plan) {
+					if text.Name == "purge" && statistics == "no statistics" {
+						return // what is old enough to be purged has been analysed
+					}
 					rows := 0
 					for _, n := range plan.Reads(table) {
 						rows += n

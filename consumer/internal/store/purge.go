@@ -7,10 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
 // Purge says which receipts to remove.
@@ -26,16 +23,15 @@ type Purge struct {
 	Pause time.Duration
 }
 
-// purgePage looks at a page of old receipts behind a position, in order of
-// their age, and removes those that are done or waived. One that is locked stays
-// for the next purge.
+// purgePage looks at the oldest receipts after a moment and removes those that
+// are done or waived. One that is locked stays for the next purge. All that were
+// made at the same moment are in the same page.
 const purgePage = `
 WITH page AS MATERIALIZED (
   SELECT created_at, event_id, purpose FROM {table}
-   WHERE created_at < statement_timestamp() - $1::bigint * interval '1 us' AND ($2::text = '' OR purpose = $2::text)
-     AND created_at >= $3::timestamptz
-     AND (created_at, event_id, purpose) > ($3::timestamptz, $4::uuid, $5::text)
-   ORDER BY created_at, event_id, purpose LIMIT $6::int),
+   WHERE created_at > $3::timestamptz AND created_at < statement_timestamp() - $1::bigint * interval '1 us'
+     AND ($2::text = '' OR purpose = $2::text)
+   ORDER BY created_at FETCH FIRST ($4::int) ROWS WITH TIES),
 dead AS MATERIALIZED (
   SELECT r.event_id, r.purpose FROM {table} r JOIN page ON r.event_id = page.event_id AND r.purpose = page.purpose
    WHERE r.event_id = ANY(ARRAY(SELECT event_id FROM page)) AND (r.status = 4 OR r.status = 3 AND r.finished_at IS NOT NULL)
@@ -44,8 +40,7 @@ gone AS (
   DELETE FROM {table} r USING dead
    WHERE r.event_id = ANY(ARRAY(SELECT event_id FROM dead)) AND r.event_id = dead.event_id AND r.purpose = dead.purpose
   RETURNING 1)
-SELECT created_at, event_id, purpose, (SELECT count(*) FROM gone)
-  FROM page ORDER BY created_at DESC, event_id DESC, purpose DESC LIMIT 1`
+SELECT max(created_at), (SELECT count(*) FROM gone) FROM page`
 
 // Run removes them, a page a transaction, and returns how many. After an error
 // it can be repeated.
@@ -54,19 +49,14 @@ func (p Purge) Run(ctx context.Context, db DB) (deleted int64, err error) {
 		return 0, err
 	}
 	sql := strings.ReplaceAll(purgePage, "{table}", p.Table)
-	var (
-		at      = pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true} // the position
-		event   outbox.ID
-		purpose string
-	)
+	at := pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}
 	for {
 		var n int64
-		err := db.QueryRow(ctx, sql, micros(p.OlderThan), p.Purpose, at, uuid(event), purpose, p.Page).Scan(&at, &event, &purpose, &n)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return deleted, nil
-		}
-		if err != nil {
+		if err := db.QueryRow(ctx, sql, micros(p.OlderThan), p.Purpose, at, p.Page).Scan(&at, &n); err != nil {
 			return deleted, fmt.Errorf("purging receipts: %w", err)
+		}
+		if !at.Valid { // there are no more
+			return deleted, nil
 		}
 		deleted += n
 		if err := pause(ctx, p.Pause); err != nil {

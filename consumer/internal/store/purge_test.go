@@ -32,7 +32,7 @@ func TestPurge(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// Ten of each, made at the same moment, so that pages end between them.
+		// Ten of each, some made at the same moment, so that pages end between them.
 		for what, set := range map[string]string{
 			"old-done":     "40, 4, NULL, now()",
 			"old-bare":     "40, 4, NULL, NULL",
@@ -44,7 +44,7 @@ func TestPurge(t *testing.T) {
 			"young-waived": "29, 3, NULL, now()",
 		} {
 			exec(`INSERT INTO outbox_receipt (event_id, purpose, created_at, status, next_attempt_at, finished_at)
-				SELECT gen_random_uuid(), '` + what + `', date_trunc('hour', now()) - interval '1 day' * ` + set + ` FROM generate_series(1, 10)`)
+				SELECT gen_random_uuid(), '` + what + `', date_trunc('hour', now()) - i / 3 * interval '1 hour' - interval '1 day' * ` + set + ` FROM generate_series(1, 10) i`)
 		}
 		p := purgeOf("outbox_receipt")
 		p.Purpose = "old-done"
