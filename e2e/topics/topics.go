@@ -28,7 +28,8 @@ type Admin struct {
 
 // NewAdmin makes a client; it connects when it is used. Close it.
 func NewAdmin(brokers ...string) (*Admin, error) {
-	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...))
+	// Without the age it looks for a new topic once, and then not for 5 s.
+	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.MetadataMinAge(10*time.Millisecond))
 	if err != nil {
 		return nil, fmt.Errorf("making a Kafka client: %w", err)
 	}

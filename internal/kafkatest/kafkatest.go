@@ -35,7 +35,8 @@ func Broker(t testing.TB) string {
 // Admin returns an admin client for addr that is closed with the test.
 func Admin(t testing.TB, addr string) *kadm.Client {
 	t.Helper()
-	c, err := kgo.NewClient(kgo.SeedBrokers(addr))
+	// Without the age it looks for a new topic once, and then not for 5 s.
+	c, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.MetadataMinAge(10*time.Millisecond))
 	if err != nil {
 		t.Fatalf("making a Kafka client: %v", err)
 	}
