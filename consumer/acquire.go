@@ -11,7 +11,6 @@ import (
 // memory is where claims are kept: outbox rows or receipts.
 type memory interface {
 	Claim(ctx context.Context, refs []store.Ref) ([]store.Claim, error)
-	ClaimOne(ctx context.Context, ref store.Ref) (store.Claim, bool, error)
 	TakeOver(ctx context.Context, ref store.Ref) (c store.Claim, parked, ok bool, err error)
 	States(ctx context.Context, refs []store.Ref) ([]store.State, error)
 	Renew(ctx context.Context, held []store.Held) (alive []store.Held, err error)
@@ -41,7 +40,9 @@ type claiming struct{ *Consumer }
 func (c claiming) acquire(ctx context.Context, items []*item) {
 	rest, err := c.claim(ctx, items)
 	if err == nil && len(rest) > 0 {
-		err = c.explain(ctx, rest, c.decide)
+		if err = c.explain(ctx, rest, c.decide); err == nil {
+			err = c.claimFree(ctx, rest)
+		}
 	}
 	if err != nil {
 		c.putOff(ctx, items, err)
@@ -117,14 +118,36 @@ func (c *Consumer) explain(ctx context.Context, items []*item, decide func(conte
 	return nil
 }
 
+// claimFree claims once more what could have been claimed a moment ago. What
+// cannot be even now is locked by somebody, and comes again.
+func (c claiming) claimFree(ctx context.Context, items []*item) error {
+	var free []*item
+	for _, it := range items {
+		if it.then == acquiring {
+			free = append(free, it)
+		}
+	}
+	if len(free) == 0 {
+		return nil
+	}
+	rest, err := c.claim(ctx, free)
+	if err != nil {
+		return err
+	}
+	for _, it := range rest {
+		it.look(store.Free)
+		it.wait(backoff(soon, liveWait, it.tries), WaitingClaim)
+	}
+	return nil
+}
+
 // decide is the table of what 0 rows of a claim mean.
 func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
 	if s.Kind != store.Missing {
 		c.misses.hit()
 	}
 	switch s.Kind {
-	case store.Free:
-		return c.claimOne(ctx, it)
+	case store.Free: // claimed once more, with all others of the chunk
 	case store.Delayed:
 		c.count(it, Deferred)
 		it.wait(s.Left, WaitingDelay)
@@ -150,22 +173,6 @@ func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
 	return nil
 }
 
-// claimOne waits for the row's lock, which the chunk's statement did not.
-func (c *Consumer) claimOne(ctx context.Context, it *item) error {
-	before := time.Now()
-	claim, ok, err := c.memory.ClaimOne(ctx, it.ref())
-	if err != nil {
-		return err
-	}
-	if ok {
-		c.hold(it, claim, before)
-	} else {
-		it.look(store.Free)
-		it.wait(backoff(soon, liveWait, it.tries), "")
-	}
-	return nil
-}
-
 // takeOver takes a claim whose lease is over, unless its handler still runs
 // here: it may ignore its context, and one event has one handler at a time.
 func (c *Consumer) takeOver(ctx context.Context, it *item) error {
@@ -176,6 +183,8 @@ func (c *Consumer) takeOver(ctx context.Context, it *item) error {
 	before := time.Now()
 	claim, parked, ok, err := c.memory.TakeOver(ctx, it.ref())
 	switch {
+	case store.IsLocked(err):
+		it.wait(liveWait, WaitingClaim)
 	case err != nil:
 		return err
 	case parked:

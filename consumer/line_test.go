@@ -27,6 +27,7 @@ type bed struct {
 	p    *partition
 	log  *records
 
+	swap         func(memory) memory // wraps what keeps the claims, before start
 	stop, revoke func()
 	gone         chan struct{}
 }
@@ -102,6 +103,9 @@ func (b *bed) start() {
 	closeAll, err := b.c.open(working)
 	if err != nil {
 		b.t.Fatal(err)
+	}
+	if b.swap != nil {
+		b.c.memory = b.swap(b.c.memory)
 	}
 	stopped, stop := context.WithCancel(b.t.Context())
 	revoked, revoke := context.WithCancel(b.t.Context())

@@ -254,19 +254,23 @@ func TestSettingsThatCannotWork(t *testing.T) {
 	good := b.c.cfg
 	handle := func(context.Context, *Event) error { return nil }
 	for name, make := range map[string]func() (*Consumer, error){
-		"no brokers":        func() (*Consumer, error) { c := good; c.Brokers = nil; return New(c, handle) },
-		"no port":           func() (*Consumer, error) { c := good; c.Brokers = []string{"x"}; return New(c, handle) },
-		"no group":          func() (*Consumer, error) { c := good; c.Group = ""; return New(c, handle) },
-		"no topics":         func() (*Consumer, error) { c := good; c.Topics = nil; return New(c, handle) },
-		"no database":       func() (*Consumer, error) { c := good; c.DB = nil; return New(c, handle) },
-		"no handler":        func() (*Consumer, error) { return New(good, nil) },
-		"no tx handler":     func() (*Consumer, error) { return NewTx(good, nil) },
-		"tx, no purpose":    func() (*Consumer, error) { return NewTx(good, func(context.Context, pgx.Tx, *Event) error { return nil }) },
-		"short lease":       func() (*Consumer, error) { return New(good, handle, Lease(time.Second)) },
-		"no concurrency":    func() (*Consumer, error) { return New(good, handle, Concurrency(0)) },
-		"no window":         func() (*Consumer, error) { return New(good, handle, Window(-1)) },
-		"delays":            func() (*Consumer, error) { return New(good, handle, RetryDelay(RetryPolicy{Base: 2, Max: 1})) },
-		"jitter":            func() (*Consumer, error) { return New(good, handle, RetryDelay(RetryPolicy{Base: 1, Max: 1, Jitter: 1})) },
+		"no brokers":    func() (*Consumer, error) { c := good; c.Brokers = nil; return New(c, handle) },
+		"no port":       func() (*Consumer, error) { c := good; c.Brokers = []string{"x"}; return New(c, handle) },
+		"no group":      func() (*Consumer, error) { c := good; c.Group = ""; return New(c, handle) },
+		"no topics":     func() (*Consumer, error) { c := good; c.Topics = nil; return New(c, handle) },
+		"no database":   func() (*Consumer, error) { c := good; c.DB = nil; return New(c, handle) },
+		"no handler":    func() (*Consumer, error) { return New(good, nil) },
+		"no tx handler": func() (*Consumer, error) { return NewTx(good, nil) },
+		"tx, no purpose": func() (*Consumer, error) {
+			return NewTx(good, func(context.Context, pgx.Tx, *Event) error { return nil })
+		},
+		"short lease":    func() (*Consumer, error) { return New(good, handle, Lease(time.Second)) },
+		"no concurrency": func() (*Consumer, error) { return New(good, handle, Concurrency(0)) },
+		"no window":      func() (*Consumer, error) { return New(good, handle, Window(-1)) },
+		"delays":         func() (*Consumer, error) { return New(good, handle, RetryDelay(RetryPolicy{Base: 2, Max: 1})) },
+		"jitter": func() (*Consumer, error) {
+			return New(good, handle, RetryDelay(RetryPolicy{Base: 1, Max: 1, Jitter: 1}))
+		},
 		"attempts":          func() (*Consumer, error) { return New(good, handle, MaxAttempts(-1)) },
 		"filter, rows":      func() (*Consumer, error) { return New(good, handle, Filter(func([]Header) bool { return true })) },
 		"purpose":           func() (*Consumer, error) { return New(good, handle, Receipts("A b"), Horizon(time.Hour)) },

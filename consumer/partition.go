@@ -50,8 +50,8 @@ type partition struct {
 	handling            int  // handlers
 	// overdue: a claimed event may not start until its claim is renewed.
 	overdue bool
-	pace                pace
-	flood               flood
+	pace    pace
+	flood   flood
 
 	closing  bool
 	released chan struct{} // closed when nobody needs to wait for this line

@@ -15,7 +15,6 @@ func (c claiming) settle(ctx context.Context, items []*item) {
 	}
 	c.tenures.settle(tenures...)
 	defer c.tenures.remove(tenures...)
-	last := c.tenures.lasting(tenures).Add(c.tenures.margin())
 	for try := 1; ; try++ {
 		err := c.record(ctx, items)
 		if err == nil {
@@ -23,6 +22,7 @@ func (c claiming) settle(ctx context.Context, items []*item) {
 		}
 		c.trouble(ctx, err)
 		pause := backoff(databaseFirst, databaseLast, try)
+		last := c.tenures.lasting(tenures).Add(c.tenures.margin()) // renewals go on
 		if ctx.Err() != nil || time.Now().Add(pause).After(last) {
 			break
 		}
@@ -36,34 +36,51 @@ func (c claiming) settle(ctx context.Context, items []*item) {
 	}
 }
 
-// record tries once to record what is not recorded yet.
+// record tries once to record what is not recorded yet. A row that somebody has
+// locked does not keep it from the others.
 func (c *Consumer) record(ctx context.Context, items []*item) error {
 	var finished, given []*item
+	for _, it := range items {
+		switch {
+		case it.then != settling:
+		case it.out.end == succeed:
+			finished = append(finished, it)
+		case it.out.end == handBack:
+			given = append(given, it)
+		}
+	}
+	locked := c.recordDone(ctx, finished)
+	if locked != nil && !store.IsLocked(locked) {
+		return locked
+	}
+	if err := c.recordHandBack(ctx, given); err != nil {
+		return err
+	}
 	for _, it := range items {
 		if it.then != settling {
 			continue
 		}
-		var err error
-		switch it.out.end {
-		case succeed:
-			finished = append(finished, it)
-		case handBack:
-			given = append(given, it)
-		case proved:
-			err = c.recordProof(ctx, it)
-		case fail:
-			err = c.recordFailure(ctx, it, it.out)
-		case release:
-			err = c.recordRelease(ctx, it, it.out)
-		}
-		if err != nil {
+		if err := c.recordOther(ctx, it); err != nil && !store.IsLocked(err) {
 			return err
+		} else if err != nil {
+			locked = err
 		}
 	}
-	if err := c.recordDone(ctx, finished); err != nil {
-		return err
+	return locked
+}
+
+// recordOther records an outcome that needs a statement of its own.
+func (c *Consumer) recordOther(ctx context.Context, it *item) error {
+	switch it.out.end {
+	case proved:
+		return c.recordProof(ctx, it)
+	case fail:
+		return c.recordFailure(ctx, it, it.out)
+	case release:
+		return c.recordRelease(ctx, it, it.out)
+	default:
+		return nil
 	}
-	return c.recordHandBack(ctx, given)
 }
 
 func (c *Consumer) recordDone(ctx context.Context, items []*item) error {
@@ -71,6 +88,9 @@ func (c *Consumer) recordDone(ctx context.Context, items []*item) error {
 		return nil
 	}
 	kept, err := c.memory.Done(ctx, heldBy(items))
+	if len(items) > 1 && store.IsLocked(err) {
+		return c.recordEach(ctx, items)
+	}
 	if err != nil {
 		return err
 	}
@@ -82,6 +102,20 @@ func (c *Consumer) recordDone(ctx context.Context, items []*item) error {
 		c.closed(it, ours[it.live.held], it.out.counted)
 	}
 	return nil
+}
+
+// recordEach is for a batch of which somebody has a row locked: the others are
+// not to wait.
+func (c *Consumer) recordEach(ctx context.Context, items []*item) error {
+	var locked error
+	for _, it := range items {
+		if err := c.recordDone(ctx, []*item{it}); err != nil && !store.IsLocked(err) {
+			return err
+		} else if err != nil {
+			locked = err
+		}
+	}
+	return locked
 }
 
 func (c *Consumer) recordHandBack(ctx context.Context, items []*item) error {

@@ -146,10 +146,13 @@ func (ts *tenures) renewed(list []*tenure, alive []store.Held, sent time.Time) (
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for _, t := range list {
-		if _, still := ts.all[t]; !still || t.settling {
+		if _, still := ts.all[t]; !still {
 			continue
 		}
 		if !known[claim{t.held.EventID, t.held.Generation}] {
+			if t.settling {
+				continue
+			}
 			delete(ts.all, t)
 			t.lost = true
 			if lost++; t.cancel != nil {

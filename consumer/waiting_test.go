@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
@@ -363,5 +365,68 @@ func TestReadsOnWhereToldTo(t *testing.T) {
 				t.Errorf("quarantine (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestLockedRowIsWaitedForAlone: somebody looks at a row FOR UPDATE; the other
+// keys go on.
+func TestLockedRowIsWaitedForAlone(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, 18, func(context.Context, *Event) error { return nil }, Concurrency(4))
+	ids := b.put("a", "b", "c")
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), `SELECT FROM outbox WHERE event_id = $1 FOR UPDATE`, ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	pgtest.Eventually(t, "the others", func() bool {
+		return b.row(ids[1]).Status == outbox.Consumed && b.row(ids[2]).Status == outbox.Consumed
+	}, b.state)
+	b.awaitReason(WaitingClaim)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.await(3)
+	b.want(ids[0], consumed(1))
+}
+
+// lockedRow makes statements that end the claim of an event give up on its lock,
+// as PostgreSQL does after lock_timeout, a number of times.
+type lockedRow struct {
+	memory
+	id    outbox.ID
+	times int
+}
+
+func (l *lockedRow) Done(ctx context.Context, held []store.Held) ([]store.Held, error) {
+	for _, h := range held {
+		if h.EventID == l.id && l.times > 0 {
+			l.times--
+			return nil, fmt.Errorf("completing: %w", &pgconn.PgError{Code: "55P03"})
+		}
+	}
+	return l.memory.Done(ctx, held)
+}
+
+// TestLockedRowKeepsOnlyItsOwnOutcome: the batch that it is in goes one by one.
+func TestLockedRowKeepsOnlyItsOwnOutcome(t *testing.T) {
+	t.Parallel()
+	const n = 20
+	gate := make(chan struct{})
+	b := newBed(t, 18, func(context.Context, *Event) error {
+		<-gate
+		return nil
+	}, Concurrency(n))
+	ids := b.put(numbered(n)...)
+	b.swap = func(m memory) memory { return &lockedRow{m, ids[0], 6} }
+	b.start()
+	close(gate)
+	b.await(n)
+	for _, id := range ids {
+		b.want(id, consumed(1))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/cdc-relay/cdc-relay/outbox"
@@ -239,4 +240,12 @@ func (c claims) one(ctx context.Context, doing string, st statement, h Held, mor
 		return false, fmt.Errorf("%s event %s: %w", doing, h.EventID, err)
 	}
 	return tag.RowsAffected() == 1, nil
+}
+
+// IsLocked reports whether a statement gave up waiting for a row that somebody
+// has locked.
+func IsLocked(err error) bool {
+	const lockNotAvailable = "55P03"
+	var answer *pgconn.PgError
+	return errors.As(err, &answer) && answer.Code == lockNotAvailable
 }
