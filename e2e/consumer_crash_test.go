@@ -93,6 +93,52 @@ func killedAtEachStep(t *testing.T, mode consumerproc.Mode, db *pgtest.DB) {
 	second.WantRecords(consumerbed.Counts{"consumed": 4, "duplicate": 1})
 }
 
+// TestKilledInDoubt: where keys are not enough, the next attempt asks the
+// provider first, or leaves it to a person.
+func TestKilledInDoubt(t *testing.T) {
+	t.Parallel()
+	held := consumerbed.Facts{Status: check.Failed, Generation: 2, Attempts: 2, Code: "CONSUMER_AMBIGUOUS"}
+	again := consumerbed.Facts{Status: check.Consumed, Generation: 2, Attempts: 1}
+	for _, tc := range []struct {
+		policy           string
+		claimed, called  consumerbed.Facts
+		askedForEachOnce bool
+	}{
+		{"query", again.With(1, 1), again.With(1, 0), true},
+		{"hold", held.With(0, 0), held.With(1, 0), false},
+	} {
+		t.Run(tc.policy, func(t *testing.T) {
+			t.Parallel()
+			eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
+				b := consumerbed.New(t, consumerbed.Options{Partitions: 2, Consumer: consumerproc.Config{
+					Mode: mode, Policy: tc.policy, BeginEffect: mode == consumerproc.Receipts}})
+				events := b.Insert(inPartitions(2)...)
+				claimed, called := &events[0], &events[1]
+				atCall := b.Hold(consumerproc.Call, *claimed)
+				b.Faults(provider.Fault{Match: called.ID.String(), Times: 1, Do: provider.AcceptHang})
+				b.Publish(events)
+				first := b.Start()
+				atCall.Wait()
+				b.WaitAccepted(*called, 1)
+				first.Kill()
+				b.Start()
+				failed := consumerbed.Codes{}
+				if tc.policy == "hold" {
+					failed = consumerbed.Codes{claimed.ID: held.Code, called.ID: held.Code}
+				}
+				b.Finish(consumerbed.Arranged{Failed: failed})
+				b.Want("killed before the call", *claimed, tc.claimed)
+				b.Want("killed while the provider has the request", *called, tc.called)
+				for _, ev := range events {
+					if n := b.Asked(ev); (n == 1) != tc.askedForEachOnce {
+						t.Errorf("the provider was asked %d times for event %s", n, ev.Key)
+					}
+				}
+			})
+		})
+	}
+}
+
 // TestDelayOutlivesItsConsumer: the delay of a failed attempt is on the row, or
 // the receipt, and honoured by the next process.
 func TestDelayOutlivesItsConsumer(t *testing.T) {
