@@ -61,6 +61,7 @@ func TestConsumersKilledUnderLoad(t *testing.T) {
 		consumers[victim] = b.Start(quiet)
 	}
 	written()
+	b.Wait("all to be consumed", func() bool { return r.CountStatus(check.Consumed) == events })
 	r.Finish(harness.Allow{})
 	b.Finish(consumerbed.Arranged{})
 	t.Logf("%d events were taken over", b.Count(`SELECT count(*) FROM public.outbox WHERE claim_generation > 1`))

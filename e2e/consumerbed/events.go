@@ -46,12 +46,6 @@ func (b *Bed) Put(specs ...Spec) []Event {
 	return events
 }
 
-// PutOne is Put for one event.
-func (b *Bed) PutOne(spec Spec) Event {
-	b.t.Helper()
-	return b.Put(spec)[0]
-}
-
 // Insert makes the rows alone. A consumer with a database of its own has none.
 func (b *Bed) Insert(specs ...Spec) []Event {
 	b.t.Helper()

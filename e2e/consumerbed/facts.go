@@ -41,16 +41,18 @@ func (f Facts) With(accepted, received int) Facts {
 func (b *Bed) Facts(ev Event) Facts {
 	b.t.Helper()
 	f := Facts{Status: NoReceipt, Received: len(b.Steps(consumerproc.Received, ev))}
-	table, arg := `SELECT send_status, claim_generation, attempts, coalesce(error_code, '') FROM public.outbox WHERE event_id = $1 AND $2 = ''`, ""
+	sql, args := `SELECT send_status, claim_generation, attempts, coalesce(error_code, '') FROM public.outbox WHERE event_id = $1`, []any{ev.ID}
 	if b.cfg.Mode != consumerproc.Shared {
-		table, arg = `SELECT status, claim_generation, attempts, coalesce(error_code, '') FROM public.outbox_receipt WHERE event_id = $1 AND purpose = $2`, b.cfg.Purpose
+		sql = `SELECT status, claim_generation, attempts, coalesce(error_code, '') FROM public.outbox_receipt WHERE event_id = $1 AND purpose = $2`
+		args = append(args, b.cfg.Purpose)
 	}
-	for _, row := range scan(b, pgx.RowToStructByPos[struct {
+	type row struct {
 		Status               int16
 		Generation, Attempts int
 		Code                 string
-	}], table, ev.ID, arg) {
-		f.Status, f.Generation, f.Attempts, f.Code = row.Status, row.Generation, row.Attempts, row.Code
+	}
+	for _, r := range scan(b, pgx.RowToStructByPos[row], sql, args...) {
+		f.Status, f.Generation, f.Attempts, f.Code = r.Status, r.Generation, r.Attempts, r.Code
 	}
 	for _, o := range b.Provider.Log() {
 		if o.What == provider.Accepted && o.Key == b.providerKey(ev.ID) {
@@ -182,9 +184,8 @@ func (b *Bed) positions() []check.GroupPosition {
 	return positions
 }
 
-func (b *Bed) providerKey(id outbox.ID) string {
-	return id.String() + ":" + b.cfg.Purpose
-}
+// providerKey is the idempotency key of an event.
+func (b *Bed) providerKey(id outbox.ID) string { return id.String() + ":" + b.cfg.Purpose }
 
 // effects counts by event what the provider delivered, or the rows that were
 // committed with receipts.

@@ -14,10 +14,8 @@ import (
 
 // Status is what GET /status says.
 type Status struct {
-	// Records by outcome, claims lost, leases renewed and not, since the start.
-	Records            map[consumer.Outcome]int
-	Lost, Renewed, Not int
-	Health             consumer.Health
+	Records map[consumer.Outcome]int // by outcome, since the start
+	Health  consumer.Health
 }
 
 // Reason is why a partition waits; empty if it does not, or is somebody else's.
@@ -30,49 +28,31 @@ func (s *Status) Reason(topic string, partition int32) consumer.Reason {
 	return ""
 }
 
-// watcher is the process's consumer.Observer.
+// watcher is the process's consumer.Observer. It counts records.
 type watcher struct {
-	mu sync.Mutex
-	s  Status
+	mu      sync.Mutex
+	records map[consumer.Outcome]int
 }
 
-func newWatcher() *watcher {
-	return &watcher{s: Status{Records: map[consumer.Outcome]int{}}}
-}
+func newWatcher() *watcher { return &watcher{records: map[consumer.Outcome]int{}} }
 
 func (w *watcher) Records(_ string, o consumer.Outcome, n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.s.Records[o] += n
-}
-
-func (w *watcher) Renewed(ok bool, n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if ok {
-		w.s.Renewed += n
-	} else {
-		w.s.Not += n
-	}
-}
-
-func (w *watcher) ClaimLost() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.s.Lost++
+	w.records[o] += n
 }
 
 func (*watcher) Processed(string, time.Duration)           {}
 func (*watcher) Claimed(time.Duration)                     {}
+func (*watcher) Renewed(bool, int)                         {}
 func (*watcher) Paused(string, int, consumer.Reason, bool) {}
 func (*watcher) QuarantineRow(string, string)              {}
+func (*watcher) ClaimLost()                                {}
 
 func (w *watcher) status(health consumer.Health) Status {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := w.s
-	s.Records, s.Health = maps.Clone(s.Records), health
-	return s
+	return Status{Records: maps.Clone(w.records), Health: health}
 }
 
 // serve answers GET /status until ctx ends.

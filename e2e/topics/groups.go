@@ -79,11 +79,9 @@ func (a *Admin) Produce(ctx context.Context, records ...*kgo.Record) error {
 	return nil
 }
 
-// Member is one that a group knows.
-type Member struct{ ID, ClientID string }
-
-// Members lists the members of a group; none for one that is not there.
-func (a *Admin) Members(ctx context.Context, group string) (members []Member, state string, err error) {
+// Members lists the ids of a group's members, and tells its state; none for one
+// that is not there.
+func (a *Admin) Members(ctx context.Context, group string) (ids []string, state string, err error) {
 	groups, err := a.adm.DescribeGroups(ctx, group)
 	if err == nil {
 		err = groups[group].Err
@@ -92,19 +90,19 @@ func (a *Admin) Members(ctx context.Context, group string) (members []Member, st
 		return nil, "", fmt.Errorf("asking for the members of group %s: %w", group, err)
 	}
 	for _, m := range groups[group].Members {
-		members = append(members, Member{m.MemberID, m.ClientID})
+		ids = append(ids, m.MemberID)
 	}
-	return members, groups[group].State, nil
+	return ids, groups[group].State, nil
 }
 
 // Expel makes members leave a group, as they would after their session has
 // run out.
-func (a *Admin) Expel(ctx context.Context, group string, members ...Member) error {
+func (a *Admin) Expel(ctx context.Context, group string, ids ...string) error {
 	request := kmsg.NewPtrLeaveGroupRequest()
 	request.Group = group
-	for _, m := range members {
+	for _, id := range ids {
 		leaver := kmsg.NewLeaveGroupRequestMember()
-		leaver.MemberID = m.ID
+		leaver.MemberID = id
 		request.Members = append(request.Members, leaver)
 	}
 	answer, err := request.RequestWith(ctx, a.client)
