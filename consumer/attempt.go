@@ -102,23 +102,20 @@ var inDoubt = outcome{
 
 // judge says what a handler's error means.
 func (c *Consumer) judge(ctx context.Context, it *item, err error) outcome {
-	if errors.Is(context.Cause(ctx), errStopping) {
-		if errors.Is(err, ErrNotStarted) {
-			return outcome{end: handBack}
-		}
-		return outcome{end: release, code: store.CodeAmbiguous, counted: FailedSystem,
-			message: "the consumer stopped while the handler ran", delay: c.opt.retry.Base}
-	}
 	var (
 		own *outcomeError
 		p   *panicked
 	)
+	definite := errors.As(err, &own) && (own.verdict == data || own.verdict == doubtful)
+	if why := context.Cause(ctx); !definite && (errors.Is(why, errStopping) || errors.Is(why, ErrClaimLost)) {
+		return c.cutOff(it, err)
+	}
 	switch {
 	case errors.As(err, &p):
 		return c.again(it, store.CodePanic, "the handler panicked; the consumer's log says where", nil)
 	case errors.Is(err, ErrDigestChanged):
 		return c.told(it, err, inDoubt)
-	case !errors.As(err, &own):
+	case own == nil:
 		return c.again(it, store.CodeSystem, systemMessage, err)
 	}
 	switch own.verdict {
@@ -135,6 +132,16 @@ func (c *Consumer) judge(ctx context.Context, it *item, err error) outcome {
 	default:
 		return c.again(it, store.CodeSystem, systemMessage, err)
 	}
+}
+
+// cutOff is for a handler whose context ended, by a stop or before its lease:
+// how far it came is not known.
+func (c *Consumer) cutOff(it *item, err error) outcome {
+	if errors.Is(err, ErrNotStarted) {
+		return outcome{end: handBack}
+	}
+	return c.told(it, err, outcome{end: release, code: store.CodeAmbiguous, counted: FailedSystem,
+		message: "the attempt was cut off", delay: c.opt.retry.Base})
 }
 
 const systemMessage = "the handler could not do its work; the consumer's log says why"

@@ -114,25 +114,30 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestStopEndsAHandler: what it did is not known, unless it says that it did not
-// start.
-func TestStopEndsAHandler(t *testing.T) {
+// TestHandlerThatIsCutOff: what it did is not known, unless it says that it did
+// not start, or what is wrong with the event.
+func TestHandlerThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		returns error
-		end     end
-		code    string
+		cause, returns error
+		end            end
+		code           string
 	}{
-		"an error":    {errors.New("cut off"), release, store.CodeAmbiguous},
-		"not started": {ErrNotStarted, handBack, ""},
-		"success":     {nil, succeed, ""},
+		"stop, an error":           {errStopping, errors.New("cut off"), release, store.CodeAmbiguous},
+		"stop, system error":       {errStopping, SystemError(errors.New("cut off")), release, store.CodeAmbiguous},
+		"stop, not started":        {errStopping, ErrNotStarted, handBack, ""},
+		"stop, success":            {errStopping, nil, succeed, ""},
+		"stop, data error":         {errStopping, DataError("APP_X", errors.New("bad")), fail, "APP_X"},
+		"lease over, an error":     {ErrClaimLost, errors.New("cut off"), release, store.CodeAmbiguous},
+		"lease over, not started":  {ErrClaimLost, ErrNotStarted, handBack, ""},
+		"something else, an error": {errors.New("x"), errors.New("y"), release, store.CodeSystem},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx, stop := context.WithCancelCause(t.Context())
 			c := &Consumer{opt: defaults(), log: slog.New(slog.DiscardHandler)}
 			c.handler = func(context.Context, *Event) error {
-				stop(errStopping)
+				stop(tc.cause)
 				return tc.returns
 			}
 			o := claiming{c}.attempt(ctx, &item{ev: &Event{Attempt: 1}, claim: newClaim(store.Claim{}, nil)})

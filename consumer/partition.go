@@ -81,7 +81,7 @@ func newPartition(c *Consumer, a group.Assignment, s source) *partition {
 func (p *partition) run(revoked, stopped <-chan struct{}) {
 	reading, stopReading := context.WithCancel(p.c.working)
 	defer stopReading()
-	go p.read(reading, p.position.Load())
+	p.c.lines.Go(func() { p.read(reading, p.position.Load()) })
 	defer p.release()
 	wake := time.NewTimer(0)
 	defer wake.Stop()

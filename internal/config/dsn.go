@@ -20,7 +20,7 @@ func CheckDSN(text string) error {
 	d, ok := parseDSN(text)
 	switch {
 	case !ok:
-		return errors.New("is not a connection string; write postgres://user@host:5432/database, or host=... user=... dbname=...")
+		return errors.New("is not a connection string; write postgres://user@host:5432/database, or keywords: host, user, dbname")
 	case d.hasPassword:
 		return errors.New("holds a password, which others can see there; use $PGPASSWORD, a password file or a service file")
 	}
