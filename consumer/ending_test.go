@@ -330,10 +330,11 @@ func TestDatabaseAway(t *testing.T) {
 		g.leave <- nil
 	}
 	b.await(2)
-	if r := b.row(ids[0]); r.Status != outbox.Consumed {
-		t.Errorf("row %+v", r)
+	for _, id := range ids { // how often each had to be claimed is a matter of timing
+		if r := b.row(id); r.Status != outbox.Consumed {
+			t.Errorf("row %+v", r)
+		}
 	}
-	b.want(ids[1], consumed(1))
 }
 
 // connections lets the database have connections, or ends all it has.

@@ -243,7 +243,7 @@ func TestKitUsage(t *testing.T) {
 		{"drop of dropped ones", []string{"receipts", "drop", eventOf(1), "--reason", "x", "--include-waived"}, "--include-waived makes no sense here: those receipts are dropped already"},
 		{"nothing to be done", []string{"receipts"}, "cdc-relay receipts needs one of: list, show, retry, drop"},
 		{"a password that others can see", []string{"receipts", "list", "--dsn", "postgres://u:" + planted + "@db.invalid/app"}, "--dsn holds a password, which others can see there; use $PGPASSWORD, a password file or a service file"},
-		{"no connection string", []string{"quarantine", "list", "--dsn", planted}, "--dsn is not a connection string; write postgres://user@host:5432/database, or host=... user=... dbname=..."},
+		{"no connection string", []string{"quarantine", "list", "--dsn", planted}, "--dsn is not a connection string; write postgres://user@host:5432/database, or keywords: host, user, dbname"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
