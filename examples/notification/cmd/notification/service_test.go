@@ -33,7 +33,7 @@ func TestTheService(t *testing.T) {
 	common[providerURL] = "http://" + mails.addr
 	status := start(t, "consume", common)
 
-	if got, _ := call(t, "POST", "http://"+web.addr+"/users", `{"email": "ada@example.com"}`); got != 202 {
+	if got, _ := call(t, "POST", "http://"+web.addr+"/users", `{"email": "zoe.quux@example.com"}`); got != 202 {
 		t.Fatalf("registering: %d", got)
 	}
 	conn := db.Conn(t)
@@ -46,7 +46,7 @@ func TestTheService(t *testing.T) {
 	if token == nil || strings.Count(mailbox, `"id"`) != 1 {
 		t.Fatalf("mailbox %s", mailbox)
 	}
-	if got, _ := call(t, "POST", "http://"+web.addr+"/verify", `{"email": "ada@example.com", "token": "`+token[1]+`"}`); got != 204 {
+	if got, _ := call(t, "POST", "http://"+web.addr+"/verify", `{"email": "zoe.quux@example.com", "token": "`+token[1]+`"}`); got != 204 {
 		t.Errorf("verifying: %d", got)
 	}
 	if got, body := call(t, "GET", "http://"+status.addr+"/healthz", ""); got != 200 || !strings.Contains(body, topic) {
@@ -61,7 +61,7 @@ func TestTheService(t *testing.T) {
 	if link == nil || !strings.Contains(served, `"span":"`+link[1]+`"`) {
 		t.Errorf("the consumer's span is linked to %v, which is no span of the API", link)
 	}
-	for _, secret := range []string{"ada", token[1], "AAECAwQF"} {
+	for _, secret := range []string{"quux", token[1], "AAECAwQF"} {
 		if strings.Contains(consumed+served+mails.stop(), secret) {
 			t.Errorf("%q is in a log", secret)
 		}
