@@ -10,14 +10,20 @@ import (
 
 // memory is where claims are kept: outbox rows or receipts.
 type memory interface {
+	renewer
 	Claim(ctx context.Context, refs []store.Ref) ([]store.Claim, error)
 	TakeOver(ctx context.Context, ref store.Ref) (c store.Claim, parked, ok bool, err error)
 	States(ctx context.Context, refs []store.Ref) ([]store.State, error)
-	Renew(ctx context.Context, held []store.Held) (alive []store.Held, err error)
 	Done(ctx context.Context, held []store.Held) (kept []store.Held, err error)
+	DoneNow(ctx context.Context, held []store.Held) (kept, locked []store.Held, err error)
 	Fail(ctx context.Context, f store.Failure) (bool, error)
 	Release(ctx context.Context, r store.Release) (bool, error)
 	HandBack(ctx context.Context, held []store.Held) error
+}
+
+// renewer extends claims.
+type renewer interface {
+	Renew(ctx context.Context, held []store.Held) (renewed, locked []store.Held, err error)
 }
 
 // Waits between two looks at a row.
@@ -31,6 +37,13 @@ const (
 	databaseFirst = 100 * time.Millisecond
 	databaseLast  = 5 * time.Second
 	blockedWait   = 30 * time.Second
+	delayLook     = 30 * time.Second // at a delayed one: a person may have changed it
+	lockedWait    = time.Second      // for an outcome whose row somebody has locked
+	// statementWait bounds what is asked of the database at a time, which is
+	// longer than it may wait for a lock.
+	statementWait = 15 * time.Second
+	// slowWait is when a statement counts as trouble to people.
+	slowWait = time.Second
 )
 
 // claiming is the engine of handlers that run under a claim.
@@ -38,6 +51,8 @@ type claiming struct{ *Consumer }
 
 // acquire claims the events of a chunk with as few statements as it can.
 func (c claiming) acquire(ctx context.Context, items []*item) {
+	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	defer cancel()
 	rest, err := c.claim(ctx, items)
 	if err == nil && len(rest) > 0 {
 		if err = c.explain(ctx, rest, c.decide); err == nil {
@@ -45,15 +60,16 @@ func (c claiming) acquire(ctx context.Context, items []*item) {
 		}
 	}
 	if err != nil {
-		c.putOff(ctx, items, err)
+		c.putOff(items, err)
 	}
 }
 
 // putOff sets aside the items about which the database did not answer.
-func (c *Consumer) putOff(ctx context.Context, items []*item, err error) {
-	c.trouble(ctx, err)
+func (c *Consumer) putOff(items []*item, err error) {
+	c.trouble(c.working, err)
 	for _, it := range items {
 		if it.then == acquiring {
+			it.unsure = true // the claim may have been won
 			it.look(databaseTrouble)
 			it.wait(backoff(databaseFirst, databaseLast, it.tries), WaitingDatabase)
 		}
@@ -93,7 +109,7 @@ func (c *Consumer) claim(ctx context.Context, items []*item) ([]*item, error) {
 
 // hold makes an item ready under a claim that was asked for at a time.
 func (c *Consumer) hold(it *item, claim store.Claim, asked time.Time) {
-	it.then, it.tries = ready, 0
+	it.then, it.tries, it.unsure = ready, 0, false
 	it.claim = newClaim(claim, c.memory)
 	it.live = c.tenures.add(claim.Held(), asked)
 	it.ev.Claim, it.ev.Attempt, it.ev.Ambiguous = it.claim, claim.Attempts+1, claim.Ambiguous()
@@ -136,7 +152,7 @@ func (c claiming) claimFree(ctx context.Context, items []*item) error {
 	}
 	for _, it := range rest {
 		it.look(store.Free)
-		it.wait(backoff(soon, liveWait, it.tries), WaitingClaim)
+		it.wait(backoff(soon, liveWait, it.tries), it.claimedElsewhere())
 	}
 	return nil
 }
@@ -146,11 +162,14 @@ func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
 	if s.Kind != store.Missing {
 		c.misses.hit()
 	}
+	if c.unknowing(it, s) {
+		return c.giveUp(ctx, it, s)
+	}
 	switch s.Kind {
 	case store.Free: // claimed once more, with all others of the chunk
 	case store.Delayed:
 		c.count(it, Deferred)
-		it.wait(s.Left, WaitingDelay)
+		it.wait(min(s.Left, delayLook), WaitingDelay)
 	case store.Live:
 		c.count(it, Deferred)
 		if c.tenures.runs(it.ev.ID) {
@@ -173,6 +192,24 @@ func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
 	return nil
 }
 
+// unknowing reports whether the event is held by a claim of this process that
+// nobody here knows of: the statement that won it had no answer.
+func (c *Consumer) unknowing(it *item, s store.State) bool {
+	return it.unsure && (s.Kind == store.Live || s.Kind == store.Abandoned) && s.ClaimedBy == c.owner &&
+		s.Generation != it.ran && !c.tenures.runs(it.ev.ID)
+}
+
+// giveUp hands back a claim under which nothing was started: otherwise the event
+// would look as if an attempt had ended without an outcome.
+func (c *Consumer) giveUp(ctx context.Context, it *item, s store.State) error {
+	if err := c.memory.HandBack(ctx, []store.Held{{Ref: it.ref(), Generation: s.Generation}}); err != nil {
+		return err
+	}
+	it.unsure = false
+	it.wait(0, "")
+	return nil
+}
+
 // takeOver takes a claim whose lease is over, unless its handler still runs
 // here: it may ignore its context, and one event has one handler at a time.
 func (c *Consumer) takeOver(ctx context.Context, it *item) error {
@@ -183,8 +220,6 @@ func (c *Consumer) takeOver(ctx context.Context, it *item) error {
 	before := time.Now()
 	claim, parked, ok, err := c.memory.TakeOver(ctx, it.ref())
 	switch {
-	case store.IsLocked(err):
-		it.wait(liveWait, WaitingClaim)
 	case err != nil:
 		return err
 	case parked:
@@ -194,8 +229,9 @@ func (c *Consumer) takeOver(ctx context.Context, it *item) error {
 			"topic", it.rec.Topic, "partition", it.rec.Number, "offset", it.rec.Offset, "code", store.CodeAbandoned)
 	case ok:
 		c.hold(it, claim, before)
-	default:
-		it.wait(soon, "")
+	default: // taken by another, or locked
+		it.look(store.Abandoned)
+		it.wait(backoff(soon, liveWait, it.tries), it.claimedElsewhere())
 	}
 	return nil
 }

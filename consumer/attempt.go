@@ -17,22 +17,28 @@ import (
 // too long.
 var errStopping = errors.New("the consumer stops")
 
+// errTimeout is the cause with which they end at [HandlerTimeout].
+var errTimeout = errors.New("the attempt takes too long")
+
 // panicked is a handler's panic as an error.
 type panicked struct{ text string }
 
-func (p *panicked) Error() string { return "the handler panicked: " + p.text }
+func (p *panicked) Error() string { return "the application's code panicked: " + p.text }
 
 // call runs a handler and turns its panic into an error.
 func (c *Consumer) call(ctx context.Context, h Handler, ev *Event) (err error) {
-	if d := c.opt.handlerTimeout; d > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, d)
-		defer cancel()
-	}
 	defer c.caught(ev, &err)
 	start := time.Now()
 	defer func() { c.opt.observer.Processed(ev.Topic, time.Since(start)) }()
 	return h(ctx, ev)
+}
+
+// limited bounds an attempt by [HandlerTimeout].
+func (c *Consumer) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.opt.handlerTimeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, c.opt.handlerTimeout, errTimeout)
 }
 
 // caught makes a panic of the application's code an error. It is deferred.
@@ -57,6 +63,8 @@ func (c *Consumer) ask(ctx context.Context, it *item) (found Found, err error) {
 
 // attempt handles an event under its claim.
 func (c claiming) attempt(ctx context.Context, it *item) outcome {
+	ctx, cancel := c.limited(ctx)
+	defer cancel()
 	ev := it.ev
 	if ev.Ambiguous {
 		if o, decided := c.clear(ctx, it); decided {
@@ -107,8 +115,12 @@ func (c *Consumer) judge(ctx context.Context, it *item, err error) outcome {
 		p   *panicked
 	)
 	definite := errors.As(err, &own) && (own.verdict == data || own.verdict == doubtful)
-	if why := context.Cause(ctx); !definite && (errors.Is(why, errStopping) || errors.Is(why, ErrClaimLost)) {
+	switch why := context.Cause(ctx); {
+	case definite:
+	case errors.Is(why, errStopping), errors.Is(why, ErrClaimLost):
 		return c.cutOff(it, err)
+	case errors.Is(why, errTimeout) && !errors.Is(err, ErrNotStarted):
+		return c.again(it, store.CodeAmbiguous, "the attempt took longer than it may, and its effect is in doubt", err)
 	}
 	switch {
 	case errors.As(err, &p):

@@ -34,7 +34,7 @@ type Claim struct {
 
 // keeper is where a claim is kept: outbox rows or receipts.
 type keeper interface {
-	Renew(ctx context.Context, held []store.Held) (alive []store.Held, err error)
+	Renew(ctx context.Context, held []store.Held) (renewed, locked []store.Held, err error)
 	Done(ctx context.Context, held []store.Held) (kept []store.Held, err error)
 	Fail(ctx context.Context, f store.Failure) (bool, error)
 	Release(ctx context.Context, r store.Release) (bool, error)
@@ -62,9 +62,11 @@ func (c *Claim) Generation() int { return int(c.won.Generation) }
 // attempt, "" if nothing.
 func (c *Claim) ProviderRef() string { return c.won.ProviderRef }
 
-// Renew extends the lease, from now.
+// Renew extends the lease, from now; not while somebody has the row locked,
+// which is no error: nobody can take it then.
 func (c *Claim) Renew(ctx context.Context) error {
-	return c.many(ctx, c.from.Renew)
+	renewed, locked, err := c.from.Renew(ctx, []store.Held{c.won.Held()})
+	return c.unlessLost(len(renewed)+len(locked) == 1, err)
 }
 
 // Consumed ends the claim as CONSUMED, or its receipt as done.

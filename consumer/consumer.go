@@ -27,8 +27,10 @@ type Consumer struct {
 	handler Handler   // with the middleware around it
 	inTx    TxHandler // of NewTx
 
+	owner      string // in claims
 	engine     engine
 	memory     memory
+	renewer    renewer
 	quarantine *store.Quarantine
 	copier     *group.Copier
 	reader     *group.Reader
@@ -43,6 +45,8 @@ type Consumer struct {
 
 	mu      sync.Mutex
 	current []*partition
+	joined  bool
+	since   time.Time
 	absent  []string // topics
 }
 
@@ -81,7 +85,13 @@ func NewTx(cfg Config, h TxHandler, opts ...Option) (*Consumer, error) {
 func build(cfg Config, opts []Option) (*Consumer, error) {
 	c := &Consumer{cfg: cfg, opt: defaults()}
 	for _, o := range opts {
+		if o == nil {
+			return nil, errors.New("making a consumer: an option is nil")
+		}
 		o(&c.opt)
+	}
+	if slices.Contains(cfg.Topics, c.opt.quarantineTopic) {
+		return nil, errors.New("making a consumer: option Quarantine: the group reads this topic, and would quarantine each copy again")
 	}
 	if err := errors.Join(cfg.validate(), c.opt.validate()); err != nil {
 		return nil, fmt.Errorf("making a consumer: %w", err)
@@ -126,16 +136,25 @@ func (c *Consumer) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("running the consumer: %w", err)
 	}
-	var beside sync.WaitGroup
-	beside.Go(func() { c.renew(working) })
-	beside.Go(func() { c.retryAsked(ctx) })
+	var renewing sync.WaitGroup
+	renewing.Go(func() { c.renew(working) })
+	asking, stopAsking := context.WithCancel(ctx)
+	defer stopAsking()
+	c.lines.Go(func() { c.retryAsked(asking) })
+	c.membership(nil, false, true)
 	err = member.Run(ctx, func(revoked context.Context, g *group.Generation) error {
 		c.generation(ctx, revoked, g)
 		return nil
 	})
+	stopAsking()
+	c.membership(nil, false, false)
+	c.topicsMissing(nil)
+	if ctx.Err() == nil {
+		stopHandling(errStopping) // the member has failed: there is no drain
+	}
 	c.awaitLines()
 	stopWorking()
-	beside.Wait()
+	renewing.Wait()
 	if err != nil {
 		return fmt.Errorf("running the consumer: %w", err)
 	}
@@ -159,13 +178,23 @@ func (c *Consumer) open(ctx context.Context) (func(), error) {
 	if err != nil {
 		return nil, fmt.Errorf("running the consumer: %w", err)
 	}
-	owner := c.owner()
+	c.owner = c.newOwner()
+	// Renewals have a connection of their own: they must not queue behind
+	// statements that wait.
+	renewing := store.PoolConfig(pool.Config())
+	renewing.MinConns, renewing.MaxConns = 0, 1
+	forRenewals, err := pgxpool.NewWithConfig(ctx, renewing)
+	if err != nil {
+		own.Close()
+		return nil, fmt.Errorf("running the consumer: %w", err)
+	}
 	c.quarantine = store.NewQuarantine(own, c.qualified("outbox_quarantine"), c.name())
 	if c.opt.purpose == "" {
-		c.memory = store.NewRows(own, c.qualified(c.opt.table), owner, c.opt.lease, c.opt.abandonLimit)
+		rows := store.NewRows(own, c.qualified(c.opt.table), c.owner, c.opt.lease, c.opt.abandonLimit)
+		c.memory, c.renewer = rows, rows.On(forRenewals)
 	} else {
-		receipts := store.NewReceipts(own, c.qualified("outbox_receipt"), c.opt.purpose, owner, c.opt.lease, c.opt.abandonLimit)
-		c.memory = receipts
+		receipts := store.NewReceipts(own, c.qualified("outbox_receipt"), c.opt.purpose, c.owner, c.opt.lease, c.opt.abandonLimit)
+		c.memory, c.renewer = receipts, receipts.On(forRenewals)
 		if c.inTx != nil {
 			c.engine = transacting{c, receipts, pool, c.inTx}
 		}
@@ -173,14 +202,18 @@ func (c *Consumer) open(ctx context.Context) (func(), error) {
 	if c.engine == nil {
 		c.engine = claiming{c}
 	}
+	closePools := func() {
+		forRenewals.Close()
+		own.Close()
+	}
 	closeKafka, err := c.openKafka()
 	if err != nil {
-		own.Close()
+		closePools()
 		return nil, fmt.Errorf("running the consumer: %w", err)
 	}
 	return func() {
 		closeKafka()
-		own.Close()
+		closePools()
 	}, nil
 }
 
@@ -213,8 +246,8 @@ func (c *Consumer) name() string {
 	return c.cfg.Group + "/" + c.opt.purpose
 }
 
-// owner names this process in claims, for people.
-func (c *Consumer) owner() string {
+// newOwner names this process in claims.
+func (c *Consumer) newOwner() string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown"
@@ -222,13 +255,19 @@ func (c *Consumer) owner() string {
 	return fmt.Sprintf("%s/%s/%d/%s", c.cfg.Group, host, os.Getpid(), outbox.NewID().String()[24:])
 }
 
-// awaitLines waits a moment for handlers that a stop has ended.
+// awaitLines waits for what still runs, of earlier generations too, until the
+// drain is over, and then a moment for handlers whose context that has ended.
 func (c *Consumer) awaitLines() {
 	gone := make(chan struct{})
 	go func() {
 		c.lines.Wait()
 		close(gone)
 	}()
+	select {
+	case <-gone:
+		return
+	case <-c.handling.Done():
+	}
 	select {
 	case <-gone:
 	case <-time.After(c.opt.revokeGrace):
@@ -240,13 +279,25 @@ func (c *Consumer) awaitLines() {
 func (c *Consumer) Health() Health {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := Health{TopicsMissing: slices.Clone(c.absent)}
+	h := Health{Joined: c.joined, Since: c.since, TopicsMissing: slices.Clone(c.absent)}
 	for _, p := range c.current {
 		h.Partitions = append(h.Partitions, p.status.read())
 	}
 	return h
 }
 
+// membership tells whether this is a member of the group: without, all topics
+// count as paused.
+func (c *Consumer) membership(lines []*partition, joined, paused bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current, c.joined, c.since = lines, joined, time.Now()
+	for _, topic := range c.cfg.Topics {
+		c.opt.observer.Paused(topic, allPartitions, WaitingKafka, paused)
+	}
+}
+
+// topicsMissing is told by the member of the group.
 func (c *Consumer) topicsMissing(names []string) {
 	c.mu.Lock()
 	before := c.absent
@@ -264,7 +315,8 @@ func (c *Consumer) topicsMissing(names []string) {
 	}
 }
 
-// allPartitions stands for those of a topic that does not exist.
+// allPartitions stands for those of a topic that does not exist, or that a
+// member has not been given yet.
 const allPartitions = -1
 
 // item makes an item of a record.
@@ -278,10 +330,25 @@ func (c *Consumer) item(rec group.Record) *item {
 	switch {
 	case it.bad != nil:
 		it.lend(unusable)
-	case c.opt.filter != nil && !c.opt.filter(it.ev.Headers):
+	case c.opt.filter != nil && !c.wanted(it):
 		it.lend(done)
 	}
 	return it
+}
+
+// wanted asks the application's filter. What it panics on is for a person.
+func (c *Consumer) wanted(it *item) bool {
+	var err error
+	wanted := func() bool {
+		defer c.caught(it.ev, &err)
+		return c.opt.filter(it.ev.Headers)
+	}()
+	if err != nil {
+		it.bad = &defect{store.ReasonBadHeaders, "the consumer's filter panicked on the record's headers"}
+		it.lend(unusable)
+		return true
+	}
+	return wanted
 }
 
 // troubles says once in a while that the database does not do what it should.

@@ -48,7 +48,7 @@ func (g *gated) handle(ctx context.Context, ev *Event) error {
 func TestRevokedWithinTheGrace(t *testing.T) {
 	t.Parallel()
 	g := newGated()
-	b := newBed(t, 18, g.handle, RevokeGrace(time.Hour))
+	b := newBed(t, 18, g.handle, RevokeGrace(maxGrace))
 	ids := b.put(numbered(3)...)
 	b.start()
 	<-g.entered
@@ -96,7 +96,7 @@ func TestRevokedOverTheGrace(t *testing.T) {
 func TestClaimsThatWereNotStartedAreHandedBack(t *testing.T) {
 	t.Parallel()
 	g := newGated()
-	b := newBed(t, 18, g.handle, RevokeGrace(time.Hour))
+	b := newBed(t, 18, g.handle, RevokeGrace(maxGrace))
 	b.start()
 	first := b.put("a")
 	<-g.entered
@@ -156,7 +156,7 @@ func TestStopEndsWhatDoesNotDrain(t *testing.T) {
 				close(entered)
 				<-ctx.Done()
 				return tc.leave(ctx)
-			}, Drain(10*time.Millisecond), RevokeGrace(time.Hour))
+			}, Drain(10*time.Millisecond), RevokeGrace(maxGrace))
 			id := b.put("a")[0]
 			b.start()
 			<-entered

@@ -8,7 +8,8 @@ import (
 
 // Errors of [Claims], [Claim] and of handlers.
 var (
-	// ErrConsumed: the event has its outcome; there is nothing left to do.
+	// ErrConsumed: the event has its outcome, CONSUMED or FAILED at a consumer;
+	// there is nothing left to do.
 	ErrConsumed = errors.New("the event is consumed already")
 	// ErrClaimed: another attempt holds the event, see [ClaimedError], or a
 	// failed one is to be repeated later.
@@ -16,7 +17,8 @@ var (
 	// ErrNotSent: the relay has not written SENT yet, or has been asked to
 	// publish the event again.
 	ErrNotSent = errors.New("the event is not SENT yet")
-	// ErrFailed: the row is FAILED.
+	// ErrFailed: the event is FAILED before it was published, or became so just
+	// now, as its attempts end without an outcome.
 	ErrFailed = errors.New("the event is FAILED")
 	// ErrMissing: there is no such row.
 	ErrMissing = errors.New("no row has this id and event id")

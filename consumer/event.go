@@ -13,7 +13,8 @@ import (
 // relied on, at [HandlerTimeout], and when a stop has drained for too long.
 // Handlers of one key run one at a time, in the order of the log; those of
 // different partitions, and of different keys above [Concurrency] 1, run side
-// by side.
+// by side. A record that a person retries from the quarantine has no place in
+// that order.
 //
 // What it returns decides: nil is CONSUMED; [DataError] is FAILED, for a
 // person; [Ambiguous] asks the policy; [Delay] is SENT again, to be tried in
@@ -48,7 +49,8 @@ type Event struct {
 	Time time.Time
 	// Attempt counts from 1.
 	Attempt int
-	// Ambiguous says that an earlier attempt may have had its effect.
+	// Ambiguous says that an earlier attempt may have had its effect; never so for
+	// a TxHandler, whose failed attempts are rolled back.
 	Ambiguous bool
 	// Claim is what the event is held by; nil for a TxHandler.
 	Claim *Claim

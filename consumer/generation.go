@@ -19,8 +19,8 @@ func (c *Consumer) generation(stopped, revoked context.Context, g *group.Generat
 	for i, a := range g.Assignments {
 		lines[i] = newPartition(c, a, c.reader)
 	}
-	c.setCurrent(lines)
-	defer c.setCurrent(nil)
+	c.membership(lines, true, false)
+	defer c.membership(nil, false, true)
 	for _, p := range lines {
 		c.lines.Go(func() { p.run(revoked.Done(), stopped.Done()) })
 	}
@@ -38,12 +38,6 @@ func (c *Consumer) generation(stopped, revoked context.Context, g *group.Generat
 	end()
 	committer.Wait()
 	commits.send(c.working)
-}
-
-func (c *Consumer) setCurrent(lines []*partition) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.current = lines
 }
 
 // commits are the offsets of a generation. They go through it alone, so a

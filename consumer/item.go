@@ -22,13 +22,20 @@ type item struct {
 	// for a record of the log.
 	asked int64
 
-	due    time.Time // phase waiting: until then
+	due    time.Time // waiting, or ended and not recorded as the row is locked: until then
+	lent   time.Time // to whoever works on it
 	reason Reason    // of the wait; "" for one too short to speak of
 
 	claim *Claim // ready to settling; nil in transactional mode
 	live  *tenure
-	out   outcome       // the line's when ended
-	took  time.Duration // of its handler
+	// unsure: a statement that may have claimed the event had no answer. ran is
+	// the generation under which its handler was started last.
+	unsure bool
+	ran    int32
+	out    outcome       // the line's when ended
+	took   time.Duration // of its handler
+	// repeated: recording the outcome has been tried before.
+	repeated bool
 
 	tries     int         // looks at the row since the reason of the wait changed
 	looking   store.Kind  // what those looks found
@@ -57,7 +64,12 @@ const (
 func (it *item) ref() store.Ref { return store.Ref{RowID: it.ev.OutboxID, EventID: it.ev.ID} }
 
 // lend hands an item to another goroutine in a phase.
-func (it *item) lend(ph phase) { it.phase, it.then = ph, ph }
+func (it *item) lend(ph phase) { it.phase, it.then, it.lent = ph, ph, time.Now() }
+
+// asksDatabase reports whether a statement about it is on its way.
+func (it *item) asksDatabase() bool {
+	return it.phase == acquiring || it.phase == settling || it.phase == rejecting
+}
 
 // back takes it again.
 func (it *item) back() { it.phase = it.then }
@@ -65,6 +77,26 @@ func (it *item) back() { it.phase = it.then }
 // wait puts an item aside.
 func (it *item) wait(d time.Duration, why Reason) {
 	it.then, it.due, it.reason = waiting, time.Now().Add(d), why
+}
+
+// start lends it to its handler.
+func (it *item) start() {
+	if it.lend(running); it.live != nil {
+		it.ran = it.live.held.Generation
+	}
+}
+
+// locked puts aside an outcome that could not be recorded, as somebody has
+// locked the row.
+func (it *item) locked() { it.then, it.due = ended, time.Now().Add(lockedWait) }
+
+// claimedElsewhere is the reason of a wait for another's claim or lock, which
+// is mostly too short to speak of.
+func (it *item) claimedElsewhere() Reason {
+	if it.tries <= 3 {
+		return ""
+	}
+	return WaitingClaim
 }
 
 // reject sends it to the quarantine.
@@ -100,9 +132,8 @@ const (
 	fail                // FAILED
 	release             // SENT, with a delay
 	handBack            // SENT, no attempt
-	repeated            // transactional mode: nothing to write, the receipt was there
 	put                 // transactional mode: nothing to write, to be looked at again
 )
 
 // final reports whether later events of the same key may pass.
-func (e end) final() bool { return e == succeed || e == proved || e == fail || e == repeated }
+func (e end) final() bool { return e == succeed || e == fail }

@@ -9,10 +9,20 @@ import (
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
+// windowBytes is how much the records of a window hold at most, or one of them
+// that is larger.
+const windowBytes = 16 << 20
+
+// full reports whether the window takes no more.
+func (p *partition) full() bool {
+	return len(p.window) >= p.c.opt.window || p.bytes >= windowBytes
+}
+
 // fill moves records into the window.
 func (p *partition) fill() {
-	for len(p.window) < p.c.opt.window && len(p.backlog) > 0 {
+	for !p.full() && len(p.backlog) > 0 {
 		p.window = append(p.window, p.c.item(p.backlog[0]))
+		p.bytes += p.backlog[0].Size()
 		p.backlog[0] = group.Record{} // its bytes are the window's to free
 		p.backlog = p.backlog[1:]
 	}
@@ -24,29 +34,34 @@ func (p *partition) acquire() {
 	if p.claiming || !p.any(fresh) {
 		return
 	}
-	room := p.pace.chunk(p.c.opt)
 	var (
+		room    = p.pace.chunk(p.c.opt)
 		chunk   []*item
-		claimed int // not started yet
-		held    = map[uint64]bool{}
+		claimed int // that can start when a handler is free
+		waits   = map[uint64]bool{}
+		lanes   = map[uint64]int{} // claims ahead of each
 		events  = map[outbox.ID]bool{}
 	)
 	for _, it := range p.window {
 		switch it.phase {
 		case ready:
-			claimed++
-		case waiting:
-			held[it.lane] = true
+			if lanes[it.lane]++; !waits[it.lane] {
+				claimed++
+			}
+		case waiting, running:
+			waits[it.lane] = waits[it.lane] || it.phase == waiting || p.slow(it)
 		case fresh:
-			// A second record of an event is looked at once the first one is done.
-			if !held[it.lane] && !events[it.ev.ID] {
+			// A second record of an event is looked at once the first one is done. One
+			// lane does not take the room of all others.
+			if !waits[it.lane] && !events[it.ev.ID] && lanes[it.lane] < max(1, room/p.c.opt.concurrency) {
+				lanes[it.lane]++
 				chunk = append(chunk, it)
 			}
 		}
 		if it.phase != done {
 			events[it.ev.ID] = true
 		}
-		if len(chunk)+claimed >= room || p.c.opt.concurrency == 1 && it.phase == waiting {
+		if len(chunk)+claimed >= room || p.c.opt.concurrency == 1 && waits[it.lane] {
 			break
 		}
 	}
@@ -84,6 +99,11 @@ func (p *partition) start() {
 	p.overdue = false
 	blocked := map[uint64]bool{}
 	for _, it := range p.window {
+		if it.phase == running { // also behind: an earlier event of its lane may have come back
+			blocked[it.lane] = true
+		}
+	}
+	for _, it := range p.window {
 		if p.handling >= p.c.opt.concurrency {
 			return
 		}
@@ -103,6 +123,10 @@ func (p *partition) start() {
 // stands reports whether the claim of a ready item still counts. A lost one is
 // to be claimed again.
 func (p *partition) stands(it *item) bool {
+	if p.c.tenures.runs(it.ev.ID) { // in an earlier generation: it does not hear that its context has ended
+		p.overdue = true
+		return false
+	}
 	if it.live == nil {
 		return true
 	}
@@ -116,7 +140,7 @@ func (p *partition) stands(it *item) bool {
 }
 
 func (p *partition) handle(it *item) {
-	it.lend(running)
+	it.start()
 	p.handling++
 	ctx, end := p.c.tenures.run(p.c.handling, it.ev.ID, it.live)
 	go func() {
@@ -135,8 +159,9 @@ func (p *partition) settle() {
 		return
 	}
 	var batch []*item
+	now := time.Now()
 	for _, it := range p.window {
-		if it.phase == ended {
+		if it.phase == ended && !now.Before(it.due) {
 			it.lend(settling)
 			batch = append(batch, it)
 		}
@@ -155,6 +180,12 @@ func (p *partition) any(ph phase) bool {
 	return slices.ContainsFunc(p.window, func(it *item) bool { return it.phase == ph })
 }
 
+// slow reports whether an event's handler has run for longer than anything is
+// claimed ahead for.
+func (p *partition) slow(it *item) bool {
+	return it.phase == running && time.Since(it.lent) > p.c.opt.lease/3
+}
+
 // unclaim hands back what is ready and has to wait for long behind an earlier
 // event of its lane: somebody who looks at the row would think it is in work.
 func (p *partition) unclaim() {
@@ -165,7 +196,7 @@ func (p *partition) unclaim() {
 	all := false
 	for _, it := range p.window {
 		switch {
-		case it.phase == waiting && time.Until(it.due) > p.c.opt.lease/3:
+		case it.phase == waiting && time.Until(it.due) > p.c.opt.lease/3, p.slow(it):
 			held[it.lane] = true
 			all = p.c.opt.concurrency == 1
 		case it.phase == ready && (all || held[it.lane]):

@@ -18,7 +18,8 @@ const (
 	NotSentYet Outcome = "not_sent_yet"
 	// FailedData: FAILED, for a person.
 	FailedData Outcome = "data_error"
-	// FailedSystem: SENT again with a delay.
+	// FailedSystem: SENT again with a delay, or FAILED once its attempts are used
+	// up.
 	FailedSystem Outcome = "system_error"
 	// Quarantined: a quarantine row has it.
 	Quarantined Outcome = "quarantined"
@@ -34,11 +35,13 @@ type Observer interface {
 	Records(topic string, outcome Outcome, n int)
 	// Processed: process_duration_seconds{topic}, of a handler.
 	Processed(topic string, d time.Duration)
-	// Claimed: claim_duration_seconds, of a statement that claims.
+	// Claimed: claim_duration_seconds, of a statement that claims events which are
+	// free.
 	Claimed(d time.Duration)
 	// Renewed: lease_renewals_total{result}; ok says that the claim lives on.
 	Renewed(ok bool, n int)
-	// Paused: partition_paused{topic,partition,reason}, 1 or 0.
+	// Paused: partition_paused{topic,partition,reason}, 1 or 0. Partition -1 is
+	// all of a topic that does not exist, or while this is no member of the group.
 	Paused(topic string, partition int, reason Reason, paused bool)
 	// QuarantineRow: quarantined_total{topic,reason}.
 	QuarantineRow(topic, reason string)
@@ -80,9 +83,10 @@ const (
 	// compression. [SkipUndecodable] quarantines its range.
 	BlockedUndecodable Reason = "batch_undecodable"
 	// BlockedFlood: too many records were to be quarantined, see
-	// [QuarantineLimit].
+	// [QuarantineLimit]; it goes on at that rate.
 	BlockedFlood Reason = "quarantine_flood"
-	// BlockedWrongDatabase: many records in a row have no row.
+	// BlockedWrongDatabase: many records in a row have no row. If it is the right
+	// database, and their rows were deleted, move the group's offset behind them.
 	BlockedWrongDatabase Reason = "wrong_database"
 )
 

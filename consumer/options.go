@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -120,12 +121,15 @@ type RetryPolicy struct {
 // 0.2 by default.
 func RetryDelay(p RetryPolicy) Option { return func(o *options) { o.retry = p } }
 
-// MaxAttempts makes an event FAILED after n failed attempts; 0, the default, is
-// without limit, so that an outage parks nothing.
+// MaxAttempts makes an event FAILED when attempt n fails; 0, the default, is
+// without limit, so that an outage parks nothing. Attempts that ended in a
+// [Delay], were cut off by a stop or died with their process count, but only a
+// failure makes the event FAILED.
 func MaxAttempts(n int) Option { return func(o *options) { o.maxAttempts = n } }
 
-// AbandonLimit is after how many attempts in a row that ended without any
-// outcome, as their process died, an event becomes FAILED; 5 by default.
+// AbandonLimit is how many attempts an event has at most whose processes die: at
+// the second death in a row or later, the attempt with this number makes it
+// FAILED; 5 by default.
 func AbandonLimit(n int) Option { return func(o *options) { o.abandonLimit = n } }
 
 // HandlerTimeout ends the context of an attempt; 0, the default, does not.
@@ -136,15 +140,16 @@ func HandlerTimeout(d time.Duration) Option { return func(o *options) { o.handle
 // other, and one that waits lets other keys go on until [Window] is full.
 func Concurrency(n int) Option { return func(o *options) { o.concurrency = n } }
 
-// Window is how many records of a partition are in memory at most, and how far
-// one that waits can be overtaken; 256 by default.
+// Window is how many records of a partition are looked at together, and how far
+// one that waits can be overtaken; 256 by default, and 16 MiB. What was read
+// ahead, about 1 MiB, comes on top.
 func Window(n int) Option { return func(o *options) { o.window = n } }
 
 // ClaimBatch is how many events one statement claims at most, 100 by default.
 func ClaimBatch(n int) Option { return func(o *options) { o.claimBatch = n } }
 
 // RevokeGrace is how long running handlers may hold up a rebalance, 3 s by
-// default. Those that take longer run on under their claim.
+// default, 8 s at most. Those that take longer run on under their claim.
 func RevokeGrace(d time.Duration) Option { return func(o *options) { o.revokeGrace = d } }
 
 // Drain is how long a stop waits for running handlers, 20 s by default.
@@ -155,15 +160,18 @@ func Drain(d time.Duration) Option { return func(o *options) { o.drain = d } }
 // [Horizon] is then required.
 func Receipts(purpose string) Option { return func(o *options) { o.purpose = purpose } }
 
-// ReceiptDB is where receipts and the quarantine are, Config.DB by default.
+// ReceiptDB is where receipts and the quarantine are, Config.DB by default. With
+// it Config.DB is not used.
 func ReceiptDB(pool *pgxpool.Pool) Option { return func(o *options) { o.receiptDB = pool } }
 
 // Horizon is the age above which a record is quarantined as BEYOND_HORIZON: its
-// receipt may have been purged, and it would look new. Keep receipts longer.
+// receipt may have been purged, and it would look new. Keep receipts longer, by
+// more than the clocks of consumer, producer and database differ.
 func Horizon(d time.Duration) Option { return func(o *options) { o.horizon = d } }
 
 // KeyTTL is how long the receiver of an effect remembers its idempotency key,
-// 24 h by default. After that [Repeat] is [Hold].
+// 24 h by default, from when the event was SENT (again) or its receipt made.
+// After that [Repeat] is [Hold].
 func KeyTTL(d time.Duration) Option { return func(o *options) { o.keyTTL = d } }
 
 // Ambiguity decides what is done about an event whose earlier attempt may have
@@ -181,7 +189,8 @@ func QuarantineLimit(n int, d time.Duration) Option {
 	return func(o *options) { o.floodLimit, o.floodWindow = n, d }
 }
 
-// Use adds middleware; the first is the outermost.
+// Use adds middleware; the first is the outermost. With [NewTx] it is put around
+// the handler anew for each attempt: keep what it counts outside.
 func Use(m ...Middleware) Option {
 	return func(o *options) { o.middleware = append(o.middleware, m...) }
 }
@@ -217,7 +226,13 @@ var purposeName = regexp.MustCompile(`^[a-z0-9._-]{1,64}$`)
 // early.
 const minLease = 3 * time.Second
 
+// maxGrace is below the 10 s after which a group takes a silent member for dead.
+const maxGrace = 8 * time.Second
+
 func (o *options) validate() error {
+	if slices.ContainsFunc(o.middleware, func(m Middleware) bool { return m == nil }) {
+		return errors.New("option Use: a middleware is nil")
+	}
 	for name, n := range map[string]int{
 		"AbandonLimit": o.abandonLimit, "Concurrency": o.concurrency, "Window": o.window, "ClaimBatch": o.claimBatch,
 		"QuarantineLimit": o.floodLimit,
@@ -227,6 +242,14 @@ func (o *options) validate() error {
 		}
 	}
 	switch {
+	case o.floodWindow <= 0:
+		return errors.New("option QuarantineLimit: want a time above 0")
+	case o.revokeGrace > maxGrace:
+		return fmt.Errorf("option RevokeGrace: %v is more than %v, and the group would take this member for dead", o.revokeGrace, maxGrace)
+	case o.handlerTimeout < 0 || o.revokeGrace < 0 || o.drain < 0:
+		return errors.New("options HandlerTimeout, RevokeGrace and Drain: want 0 or more")
+	case o.receiptDB != nil && o.purpose == "":
+		return errors.New("option ReceiptDB: with Receipts only")
 	case o.lease < minLease:
 		return fmt.Errorf("option Lease: %v is less than %v", o.lease, minLease)
 	case o.retry.Base <= 0 || o.retry.Max < o.retry.Base || o.retry.Jitter < 0 || o.retry.Jitter > 0.5:

@@ -33,9 +33,10 @@ type partition struct {
 	assigned int64
 
 	window  []*item        // in order; the first one is not done
+	bytes   int            // of their records
 	backlog []group.Record // read, not in the window yet
 	next    int64          // offset after all of these
-	logEnd  int64          // the partition's, when it was read last
+	logEnd  int64          // the partition's, when it was read last; negative: not known
 	seen    bool           // these are known
 	// readReason is why the partition cannot be read; empty if it can.
 	readReason Reason
@@ -69,6 +70,7 @@ func newPartition(c *Consumer, a group.Assignment, s source) *partition {
 		flood:    flood{limit: c.opt.floodLimit, within: c.opt.floodWindow},
 		released: make(chan struct{}),
 		status:   newStatus(a.Partition, c.opt.observer),
+		logEnd:   -1,
 	}
 	p.position.Store(a.Offset)
 	return p
@@ -191,9 +193,15 @@ func (p *partition) sleep() time.Duration {
 		next = ownWait
 	}
 	for _, it := range p.window {
-		if it.phase == waiting {
+		if it.phase == waiting || it.phase == ended && !p.recording {
 			next = min(next, time.Until(it.due))
 		}
+	}
+	if len(p.window) > 0 && p.window[0].asksDatabase() {
+		next = min(next, slowWait) // to tell
+	}
+	if p.handling > 0 && p.any(ready) {
+		next = min(next, p.c.opt.lease/3) // to hand back
 	}
 	return max(next, 0)
 }
@@ -203,6 +211,9 @@ func (p *partition) advance() {
 	n := 0
 	for n < len(p.window) && p.window[n].phase == done {
 		n++
+	}
+	for _, it := range p.window[:n] {
+		p.bytes -= it.rec.Size()
 	}
 	p.window = p.window[n:]
 	switch {
@@ -222,8 +233,13 @@ func (p *partition) tell() {
 	why := p.readReason
 	if len(p.window) > 0 {
 		why = ""
-		if head := p.window[0]; head.phase == waiting {
+		switch head := p.window[0]; {
+		case head.phase == waiting:
 			why = head.reason
+		case head.phase == ended && time.Now().Before(head.due):
+			why = WaitingClaim // somebody has locked the row
+		case head.asksDatabase() && time.Since(head.lent) >= slowWait:
+			why = WaitingDatabase
 		}
 	}
 	p.status.set(p.position.Load(), p.logEnd, why)

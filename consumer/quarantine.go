@@ -50,13 +50,16 @@ func (p *partition) reject() {
 // quarantineItem leaves an item done or, if the row could not be written,
 // waiting.
 func (c *Consumer) quarantineItem(ctx context.Context, it *item) {
-	if err := c.putAway(ctx, it); err != nil {
+	isNew, err := c.putAway(ctx, it)
+	if err != nil {
 		c.trouble(ctx, err)
 		it.look(databaseTrouble)
 		it.wait(backoff(databaseFirst, databaseLast, it.tries), WaitingDatabase)
 		return
 	}
-	it.then = done
+	if it.then = done; !isNew {
+		return
+	}
 	c.opt.observer.Records(it.rec.Topic, Quarantined, 1)
 	c.opt.observer.QuarantineRow(it.rec.Topic, it.bad.reason)
 	c.log.Error("a record is in the quarantine", "event_id", it.ev.ID, "topic", it.rec.Topic, "partition", it.rec.Number,
@@ -69,7 +72,11 @@ func (c *Consumer) quarantineItem(ctx context.Context, it *item) {
 	}
 }
 
-func (c *Consumer) putAway(ctx context.Context, it *item) error {
+// putAway reports whether it changed anything: another process may retry the
+// same record.
+func (c *Consumer) putAway(ctx context.Context, it *item) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	defer cancel()
 	if it.asked != 0 {
 		return c.quarantine.Reopen(ctx, it.asked, it.bad.reason, it.bad.message)
 	}
@@ -77,7 +84,7 @@ func (c *Consumer) putAway(ctx context.Context, it *item) error {
 	for i, h := range it.rec.Headers {
 		headers[i] = store.Header(h)
 	}
-	return c.quarantine.Put(ctx, store.Record{
+	return true, c.quarantine.Put(ctx, store.Record{
 		Topic: it.rec.Topic, Partition: it.rec.Number, Offset: it.rec.Offset, Time: it.rec.Time,
 		Key: it.rec.Key, Value: it.rec.Value, Headers: headers, EventID: it.ev.ID, RowID: it.ev.OutboxID,
 		Reason: it.bad.reason, Message: it.bad.message,
@@ -91,21 +98,31 @@ const (
 )
 
 // retryAsked runs the records that a person asked for through the line, one
-// after the other, until ctx ends. Their place in the order of their key is
-// lost.
+// after the other, until ctx ends; what it has begun it finishes. Their place in
+// the order of their key is lost.
 func (c *Consumer) retryAsked(ctx context.Context) {
-	for ctx.Err() == nil {
-		rows, err := c.quarantine.AskedToRetry(ctx, askedAtOnce)
-		if err != nil {
-			c.trouble(ctx, err)
-		}
+	for after := int64(0); ctx.Err() == nil; {
+		rows := c.asked(ctx, after)
 		for _, row := range rows {
-			if ctx.Err() == nil {
-				c.retryOne(ctx, row)
+			if after = row.ID; ctx.Err() == nil {
+				c.retryOne(c.working, row)
 			}
+		}
+		if len(rows) < askedAtOnce {
+			after = 0 // what has to wait is looked at again
 		}
 		pauseFor(ctx, askedEvery)
 	}
+}
+
+func (c *Consumer) asked(ctx context.Context, after int64) []store.Stored {
+	within, cancel := context.WithTimeout(ctx, statementWait)
+	defer cancel()
+	rows, err := c.quarantine.AskedToRetry(within, after, askedAtOnce)
+	if err != nil {
+		c.trouble(ctx, err)
+	}
+	return rows
 }
 
 // retryOne handles a stored record. What has to wait is found again at the next
@@ -120,7 +137,9 @@ func (c *Consumer) retryOne(ctx context.Context, row store.Stored) {
 	case unusable:
 		c.quarantineItem(ctx, it)
 	case done:
-		if err := c.quarantine.Resolve(ctx, row.ID, store.Retried); err != nil {
+		within, cancel := context.WithTimeout(ctx, statementWait)
+		defer cancel()
+		if err := c.quarantine.Resolve(within, row.ID, store.Retried); err != nil {
 			c.trouble(ctx, err)
 		}
 	}
@@ -135,12 +154,15 @@ func (c *Consumer) passOnce(ctx context.Context, it *item) {
 	if it.then != ready {
 		return
 	}
-	it.lend(running)
+	it.start()
 	handling, end := c.tenures.run(c.handling, it.ev.ID, it.live)
 	it.out = c.engine.attempt(handling, it)
 	end()
-	it.lend(settling)
-	c.engine.settle(ctx, []*item{it})
+	for it.then = ended; it.then == ended && ctx.Err() == nil; {
+		pauseFor(ctx, time.Until(it.due)) // while somebody has the row locked
+		it.lend(settling)
+		c.engine.settle(ctx, []*item{it})
+	}
 }
 
 func storedRecord(row store.Stored) group.Record {

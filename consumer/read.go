@@ -30,7 +30,7 @@ const (
 
 // takesReads is nil while there is no room for another batch.
 func (p *partition) takesReads() <-chan read {
-	if p.closing || len(p.backlog) > 0 || len(p.window) >= p.c.opt.window {
+	if p.closing || len(p.backlog) > 0 || p.full() {
 		return nil
 	}
 	return p.reads
@@ -47,16 +47,20 @@ func (p *partition) take(r read) {
 
 // read reads the partition until ctx ends.
 func (p *partition) read(ctx context.Context, from int64) {
+	var told Reason // once, until it changes
 	for failures := 0; ctx.Err() == nil; {
 		batch, err := p.source.Read(ctx, p.at, from)
 		var pause time.Duration
 		r := read{batch: batch}
 		if err == nil {
-			from, failures = batch.Next, 0
+			from, failures, told = batch.Next, 0, ""
 		} else if ctx.Err() == nil {
 			failures++
 			pause = backoff(readFirst, readLast, failures)
-			from, r.reason = p.readTrouble(ctx, err, from)
+			if from, r.reason = p.readTrouble(ctx, err, from); r.reason != told {
+				told = r.reason
+				p.c.log.Warn("a partition cannot be read", "topic", p.at.Topic, "partition", p.at.Number, "reason", string(told), "err", err)
+			}
 		}
 		select {
 		case p.reads <- r:
@@ -86,30 +90,22 @@ func (p *partition) readTrouble(ctx context.Context, err error, from int64) (int
 				"from", outside.Start, "reason", string(why), "err", err)
 			return outside.Start, why
 		}
-		p.readLog(why, err)
 		return from, why
 	case errors.As(err, &damaged):
 		if p.c.opt.skipUndecodable && p.skip(ctx, damaged) {
 			return damaged.To + 1, BlockedUndecodable
 		}
-		p.readLog(BlockedUndecodable, err)
 		return from, BlockedUndecodable
 	default:
-		p.readLog(WaitingKafka, err)
 		return from, WaitingKafka
-	}
-}
-
-// readLog says once that and why a partition cannot be read.
-func (p *partition) readLog(why Reason, err error) {
-	if p.status.reading(why) {
-		p.c.log.Warn("a partition cannot be read", "topic", p.at.Topic, "partition", p.at.Number, "reason", string(why), "err", err)
 	}
 }
 
 // skip quarantines the range of a batch that cannot be decoded.
 func (p *partition) skip(ctx context.Context, damaged *group.UndecodableError) bool {
-	err := p.c.quarantine.Put(ctx, store.Record{
+	within, cancel := context.WithTimeout(ctx, statementWait)
+	defer cancel()
+	err := p.c.quarantine.Put(within, store.Record{
 		Topic: p.at.Topic, Partition: p.at.Number, Offset: damaged.From,
 		Reason: store.ReasonSkippedRange, Message: damaged.Error(),
 	})

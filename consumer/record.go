@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"hash/maphash"
+	"slices"
 	"strconv"
 	"time"
 
@@ -69,13 +70,13 @@ func decode(r group.Record) (*Event, *defect) {
 	return ev, nil
 }
 
-// first returns the value of the first of these headers that is there.
+// first returns the value of the first header that has one of these names. The
+// relay writes its own before those of the row, which may be called like the
+// ones of another preset.
 func first(ev *Event, names []string) (string, bool) {
-	for _, name := range names {
-		for _, h := range ev.Headers {
-			if h.Name == name {
-				return string(h.Value), true
-			}
+	for _, h := range ev.Headers {
+		if slices.Contains(names, h.Name) {
+			return string(h.Value), true
 		}
 	}
 	return "", false

@@ -7,18 +7,21 @@ import (
 	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
 )
 
-// settle records outcomes again and again while the claims last.
+// settle records outcomes again and again while the claims last. Those whose rows
+// somebody has locked come back as they were, for others not to wait.
 func (c claiming) settle(ctx context.Context, items []*item) {
 	tenures := make([]*tenure, len(items))
 	for i, it := range items {
 		tenures[i] = it.live
 	}
 	c.tenures.settle(tenures...)
-	defer c.tenures.remove(tenures...)
 	for try := 1; ; try++ {
-		err := c.record(ctx, items)
+		for _, it := range items {
+			it.repeated = try > 1
+		}
+		err := c.recordWithin(ctx, items)
 		if err == nil {
-			return
+			break
 		}
 		c.trouble(ctx, err)
 		pause := backoff(databaseFirst, databaseLast, try)
@@ -28,16 +31,24 @@ func (c claiming) settle(ctx context.Context, items []*item) {
 		}
 		pauseFor(ctx, pause)
 	}
-	// Whether the outcome is recorded, the row will say.
 	for _, it := range items {
-		if it.then == settling {
+		if it.then == settling { // whether the outcome is recorded, the row will say
 			it.wait(databaseFirst, WaitingDatabase)
+		}
+		if it.then != ended {
+			c.tenures.remove(it.live)
 		}
 	}
 }
 
-// record tries once to record what is not recorded yet. A row that somebody has
-// locked does not keep it from the others.
+// recordWithin bounds a try: a connection may be dead without anybody knowing.
+func (c *Consumer) recordWithin(ctx context.Context, items []*item) error {
+	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	defer cancel()
+	return c.record(ctx, items)
+}
+
+// record tries once to record what is not recorded yet.
 func (c *Consumer) record(ctx context.Context, items []*item) error {
 	var finished, given []*item
 	for _, it := range items {
@@ -49,9 +60,8 @@ func (c *Consumer) record(ctx context.Context, items []*item) error {
 			given = append(given, it)
 		}
 	}
-	locked := c.recordDone(ctx, finished)
-	if locked != nil && !store.IsLocked(locked) {
-		return locked
+	if err := c.recordDone(ctx, finished); err != nil {
+		return err
 	}
 	if err := c.recordHandBack(ctx, given); err != nil {
 		return err
@@ -60,13 +70,13 @@ func (c *Consumer) record(ctx context.Context, items []*item) error {
 		if it.then != settling {
 			continue
 		}
-		if err := c.recordOther(ctx, it); err != nil && !store.IsLocked(err) {
-			return err
+		if err := c.recordOther(ctx, it); store.IsLocked(err) {
+			it.locked()
 		} else if err != nil {
-			locked = err
+			return err
 		}
 	}
-	return locked
+	return nil
 }
 
 // recordOther records an outcome that needs a statement of its own.
@@ -87,46 +97,42 @@ func (c *Consumer) recordDone(ctx context.Context, items []*item) error {
 	if len(items) == 0 {
 		return nil
 	}
-	kept, err := c.memory.Done(ctx, heldBy(items))
-	if len(items) > 1 && store.IsLocked(err) {
-		return c.recordEach(ctx, items)
-	}
+	kept, locked, err := c.memory.DoneNow(ctx, heldBy(items))
 	if err != nil {
 		return err
 	}
-	ours := make(map[store.Held]bool, len(kept))
+	ours := make(map[store.Held]bool, len(items))
 	for _, h := range kept {
 		ours[h] = true
 	}
-	for _, it := range items {
-		c.closed(it, ours[it.live.held], it.out.counted)
+	for _, h := range locked {
+		ours[h] = false
 	}
-	return nil
-}
-
-// recordEach is for a batch of which somebody has a row locked: the others are
-// not to wait.
-func (c *Consumer) recordEach(ctx context.Context, items []*item) error {
-	var locked error
 	for _, it := range items {
-		if err := c.recordDone(ctx, []*item{it}); err != nil && !store.IsLocked(err) {
+		recorded, found := ours[it.live.held]
+		if found && !recorded {
+			it.locked()
+		} else if err := c.closed(ctx, it, recorded, it.out); err != nil {
 			return err
-		} else if err != nil {
-			locked = err
 		}
 	}
-	return locked
+	return nil
 }
 
 func (c *Consumer) recordHandBack(ctx context.Context, items []*item) error {
 	if len(items) == 0 {
 		return nil
 	}
-	if err := c.memory.HandBack(ctx, heldBy(items)); err != nil {
+	err := c.memory.HandBack(ctx, heldBy(items))
+	if err != nil && !store.IsLocked(err) {
 		return err
 	}
 	for _, it := range items {
-		it.wait(0, "")
+		if err == nil {
+			it.wait(0, "")
+		} else {
+			it.locked()
+		}
 	}
 	return nil
 }
@@ -138,9 +144,8 @@ func (c *Consumer) recordProof(ctx context.Context, it *item) error {
 	if err != nil {
 		return err
 	}
-	if states[0].Kind == store.Finished {
-		c.closed(it, true, Consumed)
-		return nil
+	if s := states[0]; s.Kind == store.Finished && s.Generation == it.live.held.Generation {
+		return c.closed(ctx, it, true, outcome{end: succeed, counted: Consumed})
 	}
 	o := c.again(it, store.CodeSystem, "the handler ended the claim in a transaction that was not committed", nil)
 	if o.end == fail {
@@ -151,10 +156,10 @@ func (c *Consumer) recordProof(ctx context.Context, it *item) error {
 
 func (c *Consumer) recordFailure(ctx context.Context, it *item, o outcome) error {
 	ok, err := c.memory.Fail(ctx, store.Failure{Held: it.live.held, Code: o.code, Message: o.message})
-	if err == nil {
-		c.closed(it, ok, o.counted)
+	if err != nil {
+		return err
 	}
-	return err
+	return c.closed(ctx, it, ok, o)
 }
 
 func (c *Consumer) recordRelease(ctx context.Context, it *item, o outcome) error {
@@ -162,29 +167,45 @@ func (c *Consumer) recordRelease(ctx context.Context, it *item, o outcome) error
 	if err != nil {
 		return err
 	}
-	if !ok {
-		c.closed(it, false, o.counted)
-		return nil
+	return c.closed(ctx, it, ok, o)
+}
+
+// closed ends an item whose outcome is recorded, or whose claim turned out to be
+// lost: what became of the event its row will say.
+func (c *Consumer) closed(ctx context.Context, it *item, ours bool, o outcome) error {
+	if !ours && it.repeated {
+		var err error
+		if ours, err = c.recordedBefore(ctx, it); err != nil {
+			return err
+		}
 	}
-	c.opt.observer.Records(it.rec.Topic, o.counted, 1)
-	it.wait(o.delay, WaitingDelay)
+	switch {
+	case ours && o.end == release:
+		c.opt.observer.Records(it.rec.Topic, o.counted, 1)
+		it.wait(min(o.delay, delayLook), WaitingDelay)
+	case ours:
+		it.then = done
+		c.opt.observer.Records(it.rec.Topic, o.counted, 1)
+	default:
+		if _, known := c.tenures.standing(it.live); !known { // else the renewal has told
+			c.opt.observer.ClaimLost()
+		}
+		c.log.Warn("an outcome was not recorded: the claim was lost", "event_id", it.ev.ID, "topic", it.rec.Topic,
+			"partition", it.rec.Number, "offset", it.rec.Offset)
+		it.wait(0, "")
+	}
 	return nil
 }
 
-// closed ends an item whose outcome is recorded, or whose claim turned out to
-// be lost: what became of the event its row will say.
-func (c *Consumer) closed(it *item, ours bool, counted Outcome) {
-	if ours {
-		it.then = done
-		c.opt.observer.Records(it.rec.Topic, counted, 1)
-		return
+// recordedBefore looks whether an earlier try, whose answer was lost, has ended
+// the claim: it is still the last one, and nobody holds it.
+func (c *Consumer) recordedBefore(ctx context.Context, it *item) (bool, error) {
+	states, err := c.memory.States(ctx, []store.Ref{it.ref()})
+	if err != nil {
+		return false, err
 	}
-	if _, known := c.tenures.standing(it.live); !known { // else the renewal has told
-		c.opt.observer.ClaimLost()
-	}
-	c.log.Warn("an outcome was not recorded: the claim was lost", "event_id", it.ev.ID, "topic", it.rec.Topic,
-		"partition", it.rec.Number, "offset", it.rec.Offset)
-	it.wait(0, "")
+	s := states[0]
+	return s.Generation == it.live.held.Generation && s.Kind != store.Live && s.Kind != store.Abandoned && s.Kind != store.Missing, nil
 }
 
 func heldBy(items []*item) []store.Held {

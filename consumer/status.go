@@ -9,8 +9,14 @@ import (
 
 // Health is where a consumer stands.
 type Health struct {
+	// Joined says that this is a member of the group with partitions to read, or
+	// without any as there are fewer than members. Since tells from when that is
+	// so, or not so: a short while in each rebalance, for as long as Kafka cannot
+	// be reached, refuses, or has no such topic.
+	Joined bool
+	Since  time.Time
 	// TopicsMissing are topics of the group that do not exist; while there are
-	// any, nothing is read.
+	// any, nobody joins.
 	TopicsMissing []string
 	Partitions    []PartitionHealth
 }
@@ -39,12 +45,13 @@ func (p PartitionHealth) Lag() int64 {
 	return max(0, p.End-p.Position)
 }
 
-// Stalled returns the partitions that have a lag and have not moved for longer
-// than after. Kafka does not notice these: their member sends heartbeats.
+// Stalled returns the partitions that have a lag, or of which it is not known,
+// or that tell a reason, and that have not moved for longer than after. Kafka
+// does not notice these: their member sends heartbeats.
 func (h Health) Stalled(after time.Duration) []PartitionHealth {
 	var list []PartitionHealth
 	for _, p := range h.Partitions {
-		if p.Lag() > 0 && time.Since(p.Moved) > after {
+		if (p.Lag() > 0 || p.End < 0 || p.Reason != "") && time.Since(p.Moved) > after {
 			list = append(list, p)
 		}
 	}
@@ -55,10 +62,9 @@ func (h Health) Stalled(after time.Duration) []PartitionHealth {
 type status struct {
 	observer Observer
 
-	mu     sync.Mutex
-	now    PartitionHealth
-	gone   bool
-	logged Reason // why the partition could not be read, when that was logged last
+	mu   sync.Mutex
+	now  PartitionHealth
+	gone bool
 }
 
 func newStatus(p group.Partition, o Observer) *status {
@@ -77,9 +83,6 @@ func (s *status) set(position, end int64, why Reason) {
 	}
 	s.now.End = end
 	s.change(why, now)
-	if why == "" {
-		s.logged = ""
-	}
 }
 
 func (s *status) change(why Reason, now time.Time) {
@@ -107,15 +110,6 @@ func (s *status) read() PartitionHealth {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now
-}
-
-// reading reports whether a reason is new, so that it is logged once.
-func (s *status) reading(why Reason) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	isNew := s.logged != why
-	s.logged = why
-	return isNew
 }
 
 // misses counts events in a row that have no row. Many mean that this is not

@@ -68,6 +68,9 @@ func (ts *tenures) run(parent context.Context, id outbox.ID, t *tenure) (context
 	if t != nil {
 		t.cancel = cancel
 		t.end = time.AfterFunc(time.Until(t.until), func() { cancel(ErrClaimLost) })
+		if t.lost { // since it was looked at
+			cancel(ErrClaimLost)
+		}
 	}
 	return ctx, func() {
 		ts.mu.Lock()
@@ -132,41 +135,38 @@ func (ts *tenures) list() []*tenure {
 	return list
 }
 
-// renewed extends those of list that are alive, by a statement sent at a time,
-// ends the others, and returns how many of each.
-func (ts *tenures) renewed(list []*tenure, alive []store.Held, sent time.Time) (renewed, lost int) {
-	type claim struct {
-		id         outbox.ID
-		generation int32
+// renewed extends those of list that a statement sent at a time has renewed, and
+// ends those that it did not find. Those whose rows are locked stay as they are:
+// the client never believes longer than the row.
+func (ts *tenures) renewed(list []*tenure, renewed, locked []store.Held, sent time.Time) (lost int) {
+	extended := make(map[store.Held]bool, len(list))
+	for _, h := range renewed {
+		extended[h] = true
 	}
-	known := make(map[claim]bool, len(alive))
-	for _, h := range alive {
-		known[claim{h.EventID, h.Generation}] = true
+	for _, h := range locked {
+		extended[h] = false
 	}
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for _, t := range list {
-		if _, still := ts.all[t]; !still {
-			continue
-		}
-		if !known[claim{t.held.EventID, t.held.Generation}] {
-			if t.settling {
-				continue
-			}
+		yes, found := extended[t.held]
+		_, still := ts.all[t]
+		switch {
+		case !still, !found && t.settling:
+		case !found:
 			delete(ts.all, t)
 			t.lost = true
 			if lost++; t.cancel != nil {
 				t.cancel(ErrClaimLost)
 			}
-			continue
-		}
-		renewed++
-		t.until = sent.Add(ts.lease - ts.margin())
-		if t.end != nil {
-			t.end.Reset(time.Until(t.until))
+		case yes:
+			t.until = sent.Add(ts.lease - ts.margin())
+			if t.end != nil {
+				t.end.Reset(time.Until(t.until))
+			}
 		}
 	}
-	return renewed, lost
+	return lost
 }
 
 // renewChunk is how many claims one statement renews.
@@ -196,14 +196,16 @@ func (c *Consumer) renewSome(ctx context.Context, list []*tenure) {
 		held[i] = t.held
 	}
 	sent := time.Now()
-	alive, err := c.memory.Renew(ctx, held)
+	bounded, cancel := context.WithTimeout(ctx, c.opt.lease/3) // a dead connection must not cost all claims
+	defer cancel()
+	renewed, locked, err := c.renewer.Renew(bounded, held)
 	if err != nil {
 		c.opt.observer.Renewed(false, len(list))
 		c.trouble(ctx, err)
 		return
 	}
-	renewed, lost := c.tenures.renewed(list, alive, sent)
-	c.opt.observer.Renewed(true, renewed)
+	lost := c.tenures.renewed(list, renewed, locked, sent)
+	c.opt.observer.Renewed(true, len(renewed))
 	if lost > 0 {
 		c.opt.observer.Renewed(false, lost)
 		for range lost {

@@ -45,8 +45,8 @@ func TestRenewalExtends(t *testing.T) {
 		ctx, end := ts.run(t.Context(), held(1).EventID, tn)
 		defer end()
 		<-time.After(20 * time.Second)
-		if renewed, lost := ts.renewed(ts.list(), []store.Held{held(1)}, time.Now()); renewed != 1 || lost != 0 {
-			t.Fatalf("%d renewed, %d lost", renewed, lost)
+		if lost := ts.renewed(ts.list(), []store.Held{held(1)}, nil, time.Now()); lost != 0 {
+			t.Fatalf("%d lost", lost)
 		}
 		<-ctx.Done()
 		if got := time.Since(start); got != 48*time.Second {
@@ -61,8 +61,8 @@ func TestLostClaimEndsItsHandler(t *testing.T) {
 	mine, other := ts.add(held(1), time.Now()), ts.add(held(2), time.Now())
 	ctx, end := ts.run(t.Context(), held(1).EventID, mine)
 	defer end()
-	if renewed, lost := ts.renewed(ts.list(), []store.Held{held(2)}, time.Now()); renewed != 1 || lost != 1 {
-		t.Fatalf("%d renewed, %d lost", renewed, lost)
+	if lost := ts.renewed(ts.list(), []store.Held{held(2)}, nil, time.Now()); lost != 1 {
+		t.Fatalf("%d lost", lost)
 	}
 	<-ctx.Done()
 	if !errors.Is(context.Cause(ctx), ErrClaimLost) {
@@ -83,8 +83,8 @@ func TestSettlingIsNotLost(t *testing.T) {
 	ts := newTenures(30 * time.Second)
 	tn := ts.add(held(1), time.Now())
 	ts.settle(tn)
-	if renewed, lost := ts.renewed(ts.list(), nil, time.Now()); renewed != 0 || lost != 0 {
-		t.Fatalf("%d renewed, %d lost", renewed, lost)
+	if lost := ts.renewed(ts.list(), nil, nil, time.Now()); lost != 0 {
+		t.Fatalf("%d lost", lost)
 	}
 	ts.remove(tn)
 	if len(ts.list()) != 0 {
@@ -103,11 +103,45 @@ func TestOverdueClaimDoesNotStart(t *testing.T) {
 		if usable, lost := ts.standing(tn); usable || lost {
 			t.Fatalf("usable %v, lost %v", usable, lost)
 		}
-		ts.renewed(ts.list(), []store.Held{held(1)}, time.Now())
+		ts.renewed(ts.list(), []store.Held{held(1)}, nil, time.Now())
 		if usable, _ := ts.standing(tn); !usable {
 			t.Error("not usable after a renewal")
 		}
 	})
+}
+
+// TestLockedRowIsNotExtended: a claim whose row somebody has locked is neither
+// lost nor believed in for longer.
+func TestLockedRowIsNotExtended(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ts := newTenures(30 * time.Second)
+		start := time.Now()
+		tn := ts.add(held(1), start)
+		ctx, end := ts.run(t.Context(), held(1).EventID, tn)
+		defer end()
+		<-time.After(20 * time.Second)
+		if lost := ts.renewed(ts.list(), nil, []store.Held{held(1)}, time.Now()); lost != 0 {
+			t.Fatalf("%d lost", lost)
+		}
+		<-ctx.Done()
+		if got := time.Since(start); got != 28*time.Second {
+			t.Errorf("the handler ended after %v, want 28s", got)
+		}
+	})
+}
+
+// TestClaimLostBeforeItsHandlerRuns: between the look at it and the start.
+func TestClaimLostBeforeItsHandlerRuns(t *testing.T) {
+	t.Parallel()
+	ts := newTenures(30 * time.Second)
+	tn := ts.add(held(1), time.Now())
+	ts.renewed(ts.list(), nil, nil, time.Now())
+	ctx, end := ts.run(t.Context(), held(1).EventID, tn)
+	defer end()
+	if !errors.Is(context.Cause(ctx), ErrClaimLost) {
+		t.Errorf("cause %v", context.Cause(ctx))
+	}
 }
 
 func TestRuns(t *testing.T) {

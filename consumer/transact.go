@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,21 +25,28 @@ type transacting struct {
 
 // acquire leaves out what has its outcome, or is to wait.
 func (t transacting) acquire(ctx context.Context, items []*item) {
+	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	defer cancel()
 	if err := t.explain(ctx, items, t.decide); err != nil {
-		t.putOff(ctx, items, err)
+		t.putOff(items, err)
 	}
 }
 
 func (t transacting) decide(ctx context.Context, it *item, s store.State) error {
-	if s.Kind == store.Missing || s.Kind == store.Free {
-		it.then, it.tries = ready, 0
+	switch s.Kind {
+	// Abandoned is a receipt of another mode, or of an older program.
+	case store.Missing, store.Free, store.Abandoned:
+		it.then = ready
 		return nil
+	default:
+		return t.Consumer.decide(ctx, it, s)
 	}
-	return t.Consumer.decide(ctx, it, s)
 }
 
 // attempt handles an event and commits its effect with its receipt.
 func (t transacting) attempt(ctx context.Context, it *item) outcome {
+	ctx, cancel := t.limited(ctx)
+	defer cancel()
 	tx, err := t.pool.Begin(ctx)
 	if err != nil {
 		return t.unsure(ctx, it, err)
@@ -51,16 +59,33 @@ func (t transacting) attempt(ctx context.Context, it *item) outcome {
 	attempts, _, first, err := t.receipts.Insert(ctx, tx, it.ev.ID)
 	switch {
 	case err != nil:
-		return t.unsure(ctx, it, err)
+		return t.unwritten(ctx, it, err)
 	case !first:
 		return outcome{end: put, delay: soon}
 	}
 	it.ev.Attempt = attempts + 1
 	handle := t.wrap(func(ctx context.Context, ev *Event) error { return t.handler(ctx, tx, ev) })
 	if err := t.call(ctx, handle, it.ev); err != nil {
-		return t.judge(ctx, it, err)
+		return t.undone(t.judge(ctx, it, undoubted(err)))
 	}
 	return t.commit(ctx, it, tx)
+}
+
+// undoubted: a transaction that is rolled back has had no effect.
+func undoubted(err error) error {
+	var own *outcomeError
+	if errors.As(err, &own) && own.verdict == ambiguous {
+		return SystemError(err)
+	}
+	return err
+}
+
+// undone is the same for one that was cut off.
+func (transacting) undone(o outcome) outcome {
+	if o.end == release && o.code == store.CodeAmbiguous {
+		o.code = store.CodeSystem
+	}
+	return o
 }
 
 // rollbackTimeout bounds how long the end of a failed transaction is waited for.
@@ -72,12 +97,25 @@ func (t transacting) commit(ctx context.Context, it *item, tx pgx.Tx) outcome {
 	switch {
 	case err == nil:
 		return outcome{end: succeed, counted: Consumed}
-	case errors.As(err, &refused) || errors.Is(err, pgx.ErrTxCommitRollback):
+	case errors.As(err, &refused), errors.Is(err, pgx.ErrTxCommitRollback), errors.Is(err, pgx.ErrTxClosed):
 		return t.again(it, store.CodeSystem, "the transaction of the effect could not be committed", err)
 	default:
 		return t.unsure(ctx, it, err) // the receipt tells whether it was
 	}
 }
+
+// unwritten is for a receipt that could not be inserted.
+func (t transacting) unwritten(ctx context.Context, it *item, err error) outcome {
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && !slices.Contains(passing, refused.Code[:min(2, len(refused.Code))]) {
+		return t.again(it, store.CodeSystem, "the receipt could not be written", err)
+	}
+	return t.unsure(ctx, it, err)
+}
+
+// passing are the classes of SQLSTATE that go away by themselves: connection,
+// rollback, resources, locks, operator.
+var passing = []string{"08", "40", "53", "55", "57"}
 
 // unsure is for a database that did not answer: nothing is known, nothing can
 // be recorded.
@@ -89,6 +127,8 @@ func (t transacting) unsure(ctx context.Context, it *item, err error) outcome {
 
 // settle records failures beside the transaction that was rolled back.
 func (t transacting) settle(ctx context.Context, items []*item) {
+	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	defer cancel()
 	for _, it := range items {
 		o := it.out
 		var (
@@ -109,14 +149,14 @@ func (t transacting) settle(ctx context.Context, items []*item) {
 		}
 		switch {
 		case err != nil:
-			t.trouble(ctx, err)
+			t.trouble(t.working, err)
 			it.look(databaseTrouble)
 			it.wait(backoff(databaseFirst, databaseLast, it.tries), WaitingDatabase)
 		case !ok: // somebody else has recorded an outcome
 			it.wait(0, "")
 		case o.end == release:
 			t.opt.observer.Records(it.rec.Topic, o.counted, 1)
-			it.wait(o.delay, WaitingDelay)
+			it.wait(min(o.delay, delayLook), WaitingDelay)
 		default:
 			it.then = done
 			t.opt.observer.Records(it.rec.Topic, o.counted, 1)

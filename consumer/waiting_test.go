@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
 	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
@@ -402,14 +401,18 @@ type lockedRow struct {
 	times int
 }
 
-func (l *lockedRow) Done(ctx context.Context, held []store.Held) ([]store.Held, error) {
+func (l *lockedRow) DoneNow(ctx context.Context, held []store.Held) (kept, locked []store.Held, err error) {
+	var rest []store.Held
 	for _, h := range held {
 		if h.EventID == l.id && l.times > 0 {
 			l.times--
-			return nil, fmt.Errorf("completing: %w", &pgconn.PgError{Code: "55P03"})
+			locked = append(locked, h)
+		} else {
+			rest = append(rest, h)
 		}
 	}
-	return l.memory.Done(ctx, held)
+	kept, more, err := l.memory.DoneNow(ctx, rest)
+	return kept, append(locked, more...), err
 }
 
 // TestLockedRowKeepsOnlyItsOwnOutcome: the batch that it is in goes one by one.

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cdc-relay/cdc-relay/consumer"
 	"github.com/cdc-relay/cdc-relay/e2e/check"
 	"github.com/cdc-relay/cdc-relay/e2e/consumerbed"
 	"github.com/cdc-relay/cdc-relay/e2e/consumerproc"
@@ -58,12 +59,16 @@ func killedAtEachStep(t *testing.T, mode consumerproc.Mode, db *pgtest.DB) {
 	b.Publish(events)
 
 	first := b.Start()
-	lock.Wait("claim_generation")
+	if mode == consumerproc.Shared {
+		first.WaitReason(unclaimed.PartitionName, consumer.WaitingClaim) // it does not wait for locks of rows
+	} else {
+		lock.Wait("claim_generation")
+	}
 	atCall.Wait()
 	atAnswer.Wait()
 	b.WaitAccepted(*called, 1)
 	atEnd.Wait()
-	end := b.Lock(*finished)
+	end := b.LockEnd(*finished)
 	atEnd.Release(consumerproc.GoOn)
 	end.Wait("finished_at")
 	first.Freeze()

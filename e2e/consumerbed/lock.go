@@ -1,6 +1,8 @@
 package consumerbed
 
 import (
+	"fmt"
+
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-relay/cdc-relay/e2e/consumerproc"
@@ -29,6 +31,29 @@ func (b *Bed) Lock(ev Event) *Lock {
 	}
 	if err != nil {
 		b.t.Fatalf("locking an event: %v", err)
+	}
+	return &Lock{b, tx, conn.PgConn().PID()}
+}
+
+// LockEnd makes the statement that records an event as CONSUMED wait, inside
+// PostgreSQL, where it goes on after its client has died.
+func (b *Bed) LockEnd(ev Event) *Lock {
+	b.t.Helper()
+	table, done := "public.outbox", fmt.Sprintf("NEW.send_status = 4 AND NEW.id = %d", ev.RowID)
+	if b.cfg.Mode != consumerproc.Shared {
+		table, done = "public.outbox_receipt", fmt.Sprintf("NEW.status = 4 AND NEW.event_id = '%s'", ev.ID)
+	}
+	b.Exec(`CREATE FUNCTION public.wait_at_the_end() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN PERFORM pg_catalog.pg_advisory_xact_lock(1); RETURN NEW; END $$`)
+	b.Exec(fmt.Sprintf(`CREATE TRIGGER wait_at_the_end BEFORE UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION public.wait_at_the_end()`,
+		table, done))
+	conn := b.DB.Conn(b.t)
+	tx, err := conn.Begin(b.t.Context())
+	if err == nil {
+		_, err = tx.Exec(b.t.Context(), `SELECT pg_advisory_xact_lock(1)`)
+	}
+	if err != nil {
+		b.t.Fatalf("locking the end of an event: %v", err)
 	}
 	return &Lock{b, tx, conn.PgConn().PID()}
 }

@@ -40,6 +40,15 @@ type Record struct {
 	Headers []Header
 }
 
+// Size is how many bytes the record holds.
+func (r Record) Size() int {
+	n := len(r.Key) + len(r.Value)
+	for _, h := range r.Headers {
+		n += len(h.Name) + len(h.Value)
+	}
+	return n
+}
+
 // Header is a header of a record.
 type Header struct {
 	Name  string

@@ -173,52 +173,65 @@ func (c claims) scanState(row pgx.CollectableRow) (State, error) {
 	return s, nil
 }
 
-// Renew extends the leases of claims and returns those that live. It does not
-// wait for locks: a claim whose row is locked, such as by the transaction in
-// which its handler ends it, counts as alive though it is not extended, as
-// nobody else can take it before that transaction is over.
-func (c claims) Renew(ctx context.Context, held []Held) (alive []Held, err error) {
+// Renew extends the leases of claims that are still ours. It does not wait for
+// locks: locked are those of ours whose rows somebody has locked, such as the
+// transaction in which their handlers end them. They are not extended; but
+// nobody can take them before that transaction is over.
+func (c claims) Renew(ctx context.Context, held []Held) (renewed, locked []Held, err error) {
 	return c.each(ctx, "renewing", c.texts.renew, held, micros(c.lease))
 }
 
 // Done ends claims as CONSUMED, in one statement, and returns those that were
-// still ours.
+// still ours. It waits for locks.
 func (c claims) Done(ctx context.Context, held []Held) (kept []Held, err error) {
-	return c.each(ctx, "completing", c.texts.done, held)
+	kept, _, err = c.each(ctx, "completing", c.texts.done, held)
+	return kept, err
+}
+
+// DoneNow is Done without waiting: locked are those of ours that somebody has
+// locked, and that are as they were.
+func (c claims) DoneNow(ctx context.Context, held []Held) (kept, locked []Held, err error) {
+	return c.each(ctx, "completing", c.texts.doneNow, held)
 }
 
 // HandBack gives back claims whose handlers did not start: no attempt is used.
 // Those that are lost are left alone.
 func (c claims) HandBack(ctx context.Context, held []Held) error {
-	_, err := c.each(ctx, "handing back", c.texts.handBack, held)
+	_, _, err := c.each(ctx, "handing back", c.texts.handBack, held)
 	return err
 }
 
-// each runs a statement on many claims and returns those it answers with.
-func (c claims) each(ctx context.Context, doing string, st statement, held []Held, more ...any) ([]Held, error) {
+// each runs a statement on many claims and returns those it answers with:
+// written, and locked by others.
+func (c claims) each(ctx context.Context, doing string, st statement, held []Held, more ...any) (written, locked []Held, err error) {
 	if len(held) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	refs, generations := make([]Ref, len(held)), make([]int32, len(held))
 	for i, h := range held {
 		refs[i], generations[i] = h.Ref, h.Generation
 	}
+	named := nameRefs(refs)
 	rows, err := c.db.Query(ctx, st.of(refs), append(append(c.keys(refs), generations), more...)...)
 	if err == nil {
-		var list []Held
-		list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (h Held, err error) {
-			err = row.Scan(&h.RowID, &h.EventID, &h.Generation)
-			return h, err
-		})
-		if err == nil {
-			named := nameRefs(refs)
-			for i := range list {
-				list[i].Ref = named.find(list[i].Ref)
+		var (
+			h    Held
+			done bool
+		)
+		_, err = pgx.ForEachRow(rows, []any{&h.RowID, &h.EventID, &h.Generation, &done}, func() error {
+			h.Ref = named.find(h.Ref)
+			if done {
+				written = append(written, h)
+			} else {
+				locked = append(locked, h)
 			}
-			return list, nil
-		}
+			return nil
+		})
 	}
-	return nil, fmt.Errorf("%s %d claims: %w", doing, len(held), err)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s %d claims: %w", doing, len(held), err)
+	}
+	return written, locked, nil
 }
 
 // Fail ends a claim as FAILED, which waits for a person; false if the claim is

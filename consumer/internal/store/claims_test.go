@@ -31,7 +31,7 @@ func TestLifeOfAClaim(t *testing.T) {
 			t.Errorf("claimed (-want +got):\n%s", diff)
 		}
 		held := []store.Held{claim.Held()}
-		if alive, err := f.Renew(t.Context(), held); err != nil || !cmp.Equal(alive, held) {
+		if alive, _, err := f.Renew(t.Context(), held); err != nil || !cmp.Equal(alive, held) {
 			t.Errorf("renewing: %v, %v", alive, err)
 		}
 		if kept, err := f.Done(t.Context(), held); err != nil || !cmp.Equal(kept, held) {
@@ -298,7 +298,7 @@ func TestStaleOwners(t *testing.T) {
 
 func (f *fixture) checkLost(t *testing.T, stale store.Held) {
 	t.Helper()
-	if alive, err := f.Renew(t.Context(), []store.Held{stale}); len(alive) > 0 || err != nil {
+	if alive, _, err := f.Renew(t.Context(), []store.Held{stale}); len(alive) > 0 || err != nil {
 		t.Errorf("renewed: %v, %v", alive, err)
 	}
 	if kept, err := f.Done(t.Context(), []store.Held{stale}); len(kept) > 0 || err != nil {
@@ -323,7 +323,7 @@ func TestBatchesWithLostClaims(t *testing.T) {
 		f.set(t, lost.Ref, "claim_generation = 7")
 		less := func(a, b store.Held) bool { return a.EventID.String() < b.EventID.String() }
 		want := []store.Held{first, last}
-		alive, err := f.Renew(t.Context(), []store.Held{first, lost, last})
+		alive, _, err := f.Renew(t.Context(), []store.Held{first, lost, last})
 		if diff := cmp.Diff(want, alive, cmpopts.SortSlices(less)); err != nil || diff != "" {
 			t.Errorf("renewed: %v (-want +got):\n%s", err, diff)
 		}
@@ -429,7 +429,7 @@ func TestRenewExtends(t *testing.T) {
 		held := f.taken(t).Held()
 		for _, left := range []string{"3 s", "-3 s"} { // over, but nobody has taken the event
 			f.set(t, held.Ref, "lease_until = clock_timestamp() + interval '"+left+"'")
-			if alive, err := f.Renew(t.Context(), []store.Held{held}); err != nil || !cmp.Equal(alive, []store.Held{held}) {
+			if alive, _, err := f.Renew(t.Context(), []store.Held{held}); err != nil || !cmp.Equal(alive, []store.Held{held}) {
 				t.Errorf("%s left: alive %v, %v", left, alive, err)
 			}
 			if s := f.state(t, held.Ref); s.Kind != store.Live || s.Left < lease-5*time.Second || s.Left > lease {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -153,9 +154,13 @@ func TestRenewBesideAHandlersTransaction(t *testing.T) {
 		f.set(t, ending.Ref, "lease_until = clock_timestamp() + interval '10 s'")
 		f.set(t, other.Ref, "lease_until = clock_timestamp() + interval '10 s'")
 		tx := f.locked(t, ending.Ref)
-		alive, err := f.Renew(t.Context(), []store.Held{ending, other})
-		if err != nil || len(alive) != 2 {
-			t.Errorf("alive: %v, %v", alive, err)
+		renewed, locked, err := f.Renew(t.Context(), []store.Held{ending, other})
+		if err != nil || !cmp.Equal(renewed, []store.Held{other}) || !cmp.Equal(locked, []store.Held{ending}) {
+			t.Errorf("renewed %v, locked %v, %v", renewed, locked, err)
+		}
+		kept, locked, err := f.DoneNow(t.Context(), []store.Held{ending})
+		if err != nil || len(kept) != 0 || !cmp.Equal(locked, []store.Held{ending}) {
+			t.Errorf("done at once: %v, locked %v, %v", kept, locked, err)
 		}
 		if left := f.state(t, other.Ref).Left; left < lease-5*time.Second {
 			t.Errorf("the other's lease lasts %v", left)

@@ -49,7 +49,7 @@ func runAll(t *testing.T, c claims, f *fixture) {
 		t.Fatalf("claimed %v, %v", list, err)
 	}
 	held := []store.Held{list[0].Held(), list[1].Held(), list[2].Held()}
-	if alive, err := c.Renew(t.Context(), held); len(alive) != 3 || err != nil {
+	if alive, _, err := c.Renew(t.Context(), held); len(alive) != 3 || err != nil {
 		t.Errorf("renewed: %v, %v", alive, err)
 	}
 	if err := c.HandBack(t.Context(), held[:1]); err != nil {
@@ -96,7 +96,7 @@ func TestErrorsSayWhat(t *testing.T) {
 			"claiming 1 events":             second(f.Claim(t.Context(), []store.Ref{ref})),
 			"claiming event":                third(f.ClaimOne(t.Context(), ref)),
 			"reading the state of 1 events": second(f.States(t.Context(), []store.Ref{ref})),
-			"renewing 1 claims":             second(f.Renew(t.Context(), []store.Held{held})),
+			"renewing 1 claims":             third(f.Renew(t.Context(), []store.Held{held})),
 			"completing 1 claims":           second(f.Done(t.Context(), []store.Held{held})),
 			"handing back 1 claims":         f.HandBack(t.Context(), []store.Held{held}),
 			"recording the failure of":      second(f.Fail(t.Context(), store.Failure{Held: held})),

@@ -77,7 +77,8 @@ ON CONFLICT (consumer, topic, partition, "offset", digest) DO UPDATE SET seen = 
 const askedText = `
 SELECT id, topic, partition, "offset", record_time, record_key, record_value, record_headers, event_id, outbox_id,
        reason, message
-  FROM {table} WHERE consumer = $1::text AND resolved_at IS NULL AND resolution = 'retry' ORDER BY id LIMIT $2::int`
+  FROM {table} WHERE consumer = $1::text AND resolved_at IS NULL AND resolution = 'retry' AND id > $2::bigint
+ ORDER BY id LIMIT $3::int`
 
 const settleText = `
 UPDATE {table} SET resolution = $3::text, resolved_at = clock_timestamp()
@@ -101,10 +102,10 @@ func (q *Quarantine) Put(ctx context.Context, r Record) error {
 	return nil
 }
 
-// AskedToRetry returns records that a person wants to be tried again, the
-// first ones first. They stay asked for until Resolve or Reopen.
-func (q *Quarantine) AskedToRetry(ctx context.Context, limit int) ([]Stored, error) {
-	rows, err := q.db.Query(ctx, q.asked, q.consumer, limit)
+// AskedToRetry returns records behind a row that a person wants to be tried
+// again, the first ones first. They stay asked for until Resolve or Reopen.
+func (q *Quarantine) AskedToRetry(ctx context.Context, after int64, limit int) ([]Stored, error) {
+	rows, err := q.db.Query(ctx, q.asked, q.consumer, after, limit)
 	if err == nil {
 		var list []Stored
 		if list, err = pgx.CollectRows(rows, scanStored); err == nil {
@@ -144,12 +145,14 @@ func (q *Quarantine) Resolve(ctx context.Context, id int64, resolution string) e
 	return nil
 }
 
-// Reopen makes a row that was asked to be retried open again, as that failed.
-func (q *Quarantine) Reopen(ctx context.Context, id int64, reason, message string) error {
-	if _, err := q.db.Exec(ctx, q.reopen, q.consumer, id, reason, sentence(message)); err != nil {
-		return fmt.Errorf("opening quarantine row %d again: %w", id, err)
+// Reopen makes a row that was asked to be retried open again, as that failed. It
+// reports whether it did: another process, or a person, may have been faster.
+func (q *Quarantine) Reopen(ctx context.Context, id int64, reason, message string) (bool, error) {
+	tag, err := q.db.Exec(ctx, q.reopen, q.consumer, id, reason, sentence(message))
+	if err != nil {
+		return false, fmt.Errorf("opening quarantine row %d again: %w", id, err)
 	}
-	return nil
+	return tag.RowsAffected() == 1, nil
 }
 
 // digest tells records apart that have the same place, and nulls from what is

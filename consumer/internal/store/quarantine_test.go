@@ -42,11 +42,11 @@ func TestQuarantineKeepsTheRecord(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if list, err := q.AskedToRetry(t.Context(), 10); len(list) > 0 || err != nil {
+		if list, err := q.AskedToRetry(t.Context(), 0, 10); len(list) > 0 || err != nil {
 			t.Errorf("nobody has asked, but: %v, %v", list, err)
 		}
 		f.mustExec(t, "UPDATE outbox_quarantine SET resolution = 'retry', resolved_by = 'ann'")
-		list, err := q.AskedToRetry(t.Context(), 10)
+		list, err := q.AskedToRetry(t.Context(), 0, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,11 +58,11 @@ func TestQuarantineKeepsTheRecord(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		if first, err := q.AskedToRetry(t.Context(), 1); err != nil || len(first) != 1 || first[0].ID != list[0].ID {
+		if first, err := q.AskedToRetry(t.Context(), 0, 1); err != nil || len(first) != 1 || first[0].ID != list[0].ID {
 			t.Errorf("the first one: %v, %v", first, err)
 		}
 		other := store.NewQuarantine(f.pool, quarantineTable, "mailer/bill")
-		if list, err := other.AskedToRetry(t.Context(), 10); len(list) > 0 || err != nil {
+		if list, err := other.AskedToRetry(t.Context(), 0, 10); len(list) > 0 || err != nil {
 			t.Errorf("those of another consumer: %v, %v", list, err)
 		}
 	})
@@ -161,7 +161,7 @@ func TestQuarantineRetry(t *testing.T) {
 				if test.resolve {
 					err = q.Resolve(t.Context(), 1, store.Retried)
 				} else {
-					err = q.Reopen(t.Context(), 1, store.ReasonStateConflict, "the row is FAILED")
+					_, err = q.Reopen(t.Context(), 1, store.ReasonStateConflict, "the row is FAILED")
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -172,7 +172,7 @@ func TestQuarantineRetry(t *testing.T) {
 				if diff := cmp.Diff(test.after, got); err != nil || diff != "" {
 					t.Errorf("%v (-want +got):\n%s", err, diff)
 				}
-				if list, err := q.AskedToRetry(t.Context(), 1); len(list) > 0 || err != nil {
+				if list, err := q.AskedToRetry(t.Context(), 0, 1); len(list) > 0 || err != nil {
 					t.Errorf("still asked for: %v, %v", list, err)
 				}
 			})
@@ -193,10 +193,10 @@ func TestQuarantineOfAnotherConsumer(t *testing.T) {
 		if err := other.Resolve(t.Context(), 1, store.Retried); err != nil {
 			t.Error(err)
 		}
-		if err := other.Reopen(t.Context(), 1, store.ReasonMissing, ""); err != nil {
+		if _, err := other.Reopen(t.Context(), 1, store.ReasonMissing, ""); err != nil {
 			t.Error(err)
 		}
-		if list, err := q.AskedToRetry(t.Context(), 1); len(list) != 1 || err != nil {
+		if list, err := q.AskedToRetry(t.Context(), 0, 1); len(list) != 1 || err != nil {
 			t.Errorf("asked for: %v, %v", list, err)
 		}
 	})

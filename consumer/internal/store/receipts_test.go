@@ -102,7 +102,7 @@ func TestPurposes(t *testing.T) {
 		if s := f.state(t, ref); s.Kind != store.Live {
 			t.Errorf("state for the first purpose: %+v", s)
 		}
-		if alive, err := mail.Renew(t.Context(), []store.Held{first.Held()}); len(alive) != 1 || err != nil {
+		if alive, _, err := mail.Renew(t.Context(), []store.Held{first.Held()}); len(alive) != 1 || err != nil {
 			t.Errorf("renewed: %v, %v", alive, err)
 		}
 	})
@@ -260,7 +260,7 @@ func TestFailuresBesideTheTransaction(t *testing.T) {
 func TestFailuresComeTooLate(t *testing.T) {
 	t.Parallel()
 	eachReceipts(t, func(t *testing.T, f *fixture, r *store.Receipts) {
-		for _, set := range []string{"status = 4", "status = 3, next_attempt_at = 'infinity'", "status = 3, finished_at = now()", "status = 5"} {
+		for _, set := range []string{"status = 4", "status = 3, next_attempt_at = 'infinity'", "status = 3, finished_at = now()", "status = 5, lease_until = clock_timestamp() + interval '1 hour'"} {
 			ref := f.prepared(t, set)
 			before := f.row(t, ref)
 			if ok, err := r.RecordFailure(t.Context(), ref.EventID, "APP_X", ""); ok || err != nil {

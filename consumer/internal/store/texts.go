@@ -17,7 +17,7 @@ func (s statement) of(refs []Ref) string {
 
 // texts are the statements of one table.
 type texts struct {
-	claim, claimOne, takeOver, states, renew, done, handBack, fail, release statement
+	claim, claimOne, takeOver, states, renew, done, doneNow, handBack, fail, release statement
 
 	// Of receipts only.
 	beginEffect, clearEffect, providerRef, insert, again, recordFailure, recordDelay string
@@ -39,7 +39,7 @@ func (d dialect) fill() *texts {
 	}
 	return &texts{
 		claim: of(d.claim), claimOne: of(d.claimOne), takeOver: of(takeOverText), states: of(statesText),
-		renew: of(renewText), done: of(doneText), handBack: of(handBackText), fail: of(failText), release: of(releaseText),
+		renew: of(renewText), done: of(doneText), doneNow: of(doneNowText), handBack: of(handBackText), fail: of(failText), release: of(releaseText),
 	}
 }
 
@@ -55,10 +55,16 @@ const take = `
 const claimed = `{id}, o.event_id, o.claim_generation, o.attempts, o.error_code,
        coalesce(EXTRACT(epoch FROM clock_timestamp() - o.{since}), 0)::float8, {effect}`
 
+// leaseOver says that nobody has the claim any more.
+const leaseOver = `(o.lease_until IS NULL OR o.lease_until <= clock_timestamp())`
+
 // parks says that an abandonment is one too many: it follows another one.
 const parks = `(o.error_code = 'CONSUMER_ABANDONED' AND o.attempts + 1 >= $5::int)`
 
+// takeOverText does not wait for locks.
 const takeOverText = `
+WITH free AS MATERIALIZED (
+  SELECT o.event_id FROM {table} o WHERE {one} AND o.{status} = 5 AND ` + leaseOver + ` FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE {table} o
    SET claim_generation = o.claim_generation + 1, attempts = o.attempts + 1,
        claimed_by = $3::text,
@@ -66,7 +72,7 @@ UPDATE {table} o
        lease_until = CASE WHEN ` + parks + ` THEN NULL ELSE clock_timestamp() + $4::bigint * interval '1 us' END,
        next_attempt_at = CASE WHEN ` + parks + ` THEN 'infinity' ELSE o.next_attempt_at END,
        error_code = 'CONSUMER_ABANDONED', error_message = 'an attempt ended without an outcome'
- WHERE {one} AND o.{status} = 5 AND (o.lease_until IS NULL OR o.lease_until <= clock_timestamp())
+  FROM free f WHERE {one} AND o.event_id = f.event_id
 RETURNING ` + claimed + `, o.{status} = 3`
 
 const statesText = `
@@ -80,30 +86,41 @@ SELECT o.{status}::int, {settled}, o.claimed_by, o.claim_generation,
 // ours is the guard of everything that an owner does.
 const ours = `o.{status} = 5 AND o.claim_generation = k.gen`
 
-// renewText answers with what the statement's snapshot shows: a row that is
-// locked is not extended, but in the answer.
-const renewText = `
+// unlocked picks the claims that are still ours, and of these the rows that
+// nobody has locked: "mine" is what the statement's snapshot shows.
+const unlocked = `
 WITH mine AS MATERIALIZED (
   SELECT {id} AS id, o.event_id, k.gen FROM {table} o JOIN {held} ON {match} WHERE {among} AND ` + ours + `),
-unlocked AS MATERIALIZED (
+free AS MATERIALIZED (
   SELECT {id} AS id, o.event_id, k.gen FROM {table} o JOIN {held} ON {match} WHERE {among} AND ` + ours + `
      FOR NO KEY UPDATE OF o SKIP LOCKED),
-renewed AS (
-  UPDATE {table} o SET lease_until = clock_timestamp() + $4::bigint * interval '1 us'
-    FROM unlocked k WHERE {match} AND {among} AND ` + ours + `)
-SELECT id, event_id, gen FROM mine`
+written AS (
+  UPDATE {table} o`
+
+// answers tell for each of mine whether it was written, or is locked.
+const answers = `
+    FROM free k WHERE {match} AND {among} AND ` + ours + `)
+SELECT m.id, m.event_id, m.gen, EXISTS (SELECT 1 FROM free f WHERE f.event_id = m.event_id) FROM mine m`
+
+const renewText = unlocked + `
+     SET lease_until = clock_timestamp() + $4::bigint * interval '1 us'` + answers
+
+// finished ends a claim as CONSUMED.
+const finished = `
+   SET {status} = 4, finished_at = clock_timestamp(), lease_until = NULL, next_attempt_at = NULL,
+       error_code = NULL, error_message = NULL`
+
+const doneNowText = unlocked + finished + answers
 
 const doneText = `
-UPDATE {table} o
-   SET {status} = 4, finished_at = clock_timestamp(), lease_until = NULL, next_attempt_at = NULL,
-       error_code = NULL, error_message = NULL
+UPDATE {table} o` + finished + `
   FROM {held} WHERE {match} AND {among} AND ` + ours + `
-RETURNING {id}, o.event_id, o.claim_generation`
+RETURNING {id}, o.event_id, o.claim_generation, true`
 
 const handBackText = `
 UPDATE {table} o SET {status} = 2, claimed_by = NULL, lease_until = NULL
   FROM {held} WHERE {match} AND {among} AND ` + ours + `
-RETURNING {id}, o.event_id, o.claim_generation`
+RETURNING {id}, o.event_id, o.claim_generation, true`
 
 const failText = `
 UPDATE {table} o

@@ -15,10 +15,15 @@ const insertText = `
 INSERT INTO {table} (event_id, purpose, status, finished_at) VALUES ($2::uuid, $1::text, 4, clock_timestamp())
 ON CONFLICT (event_id, purpose) DO NOTHING`
 
+// abandoned is a claim of the mode without a transaction whose lease is over:
+// the purpose was used so before.
+const abandoned = `o.status = 5 AND ` + leaseOver
+
 const againText = `
 UPDATE {table} o
-   SET status = 4, finished_at = clock_timestamp(), next_attempt_at = NULL, error_code = NULL, error_message = NULL
-  FROM (SELECT o.attempts, o.error_code FROM {table} o WHERE {one} AND ` + free + ` FOR NO KEY UPDATE) before
+   SET status = 4, finished_at = clock_timestamp(), next_attempt_at = NULL, lease_until = NULL, error_code = NULL,
+       error_message = NULL
+  FROM (SELECT o.attempts, o.error_code FROM {table} o WHERE {one} AND (` + free + ` OR ` + abandoned + `) FOR NO KEY UPDATE) before
  WHERE {one}
 RETURNING before.attempts, before.error_code`
 
@@ -26,17 +31,17 @@ const recordFailureText = `
 INSERT INTO {table} AS o (event_id, purpose, status, attempts, next_attempt_at, error_code, error_message)
 VALUES ($2::uuid, $1::text, 3, 1, 'infinity', $3::text, $4::text)
 ON CONFLICT (event_id, purpose) DO UPDATE
-   SET status = 3, attempts = o.attempts + 1, next_attempt_at = 'infinity', error_code = EXCLUDED.error_code,
-       error_message = EXCLUDED.error_message
- WHERE o.status = 2`
+   SET status = 3, attempts = o.attempts + 1, next_attempt_at = 'infinity', lease_until = NULL,
+       error_code = EXCLUDED.error_code, error_message = EXCLUDED.error_message
+ WHERE o.status = 2 OR ` + abandoned
 
 const recordDelayText = `
 INSERT INTO {table} AS o (event_id, purpose, status, attempts, next_attempt_at, error_code, error_message)
 VALUES ($2::uuid, $1::text, 2, 1, clock_timestamp() + $5::bigint * interval '1 us', $3::text, $4::text)
 ON CONFLICT (event_id, purpose) DO UPDATE
-   SET attempts = o.attempts + 1, next_attempt_at = EXCLUDED.next_attempt_at, error_code = EXCLUDED.error_code,
-       error_message = EXCLUDED.error_message
- WHERE o.status = 2`
+   SET status = 2, attempts = o.attempts + 1, next_attempt_at = EXCLUDED.next_attempt_at, claimed_by = NULL,
+       lease_until = NULL, error_code = EXCLUDED.error_code, error_message = EXCLUDED.error_message
+ WHERE o.status = 2 OR ` + abandoned
 
 // Insert records an event as done in tx, before its effect. first is false if
 // another transaction did, or if the event is FAILED or delayed: then there is
