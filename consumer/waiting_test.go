@@ -398,14 +398,23 @@ func TestLockedRowIsWaitedForAlone(t *testing.T) {
 type lockedRow struct {
 	memory
 	id    outbox.ID
-	times int
+	times atomic.Int32
+}
+
+// keepLocked wraps what keeps the claims.
+func keepLocked(id outbox.ID, times int32) (*lockedRow, func(memory) memory) {
+	l := &lockedRow{id: id}
+	l.times.Store(times)
+	return l, func(m memory) memory {
+		l.memory = m
+		return l
+	}
 }
 
 func (l *lockedRow) DoneNow(ctx context.Context, held []store.Held) (kept, locked []store.Held, err error) {
 	var rest []store.Held
 	for _, h := range held {
-		if h.EventID == l.id && l.times > 0 {
-			l.times--
+		if h.EventID == l.id && l.times.Add(-1) >= 0 {
 			locked = append(locked, h)
 		} else {
 			rest = append(rest, h)
@@ -425,7 +434,7 @@ func TestLockedRowKeepsOnlyItsOwnOutcome(t *testing.T) {
 		return nil
 	}, Concurrency(n))
 	ids := b.put(numbered(n)...)
-	b.swap = func(m memory) memory { return &lockedRow{m, ids[0], 6} }
+	_, b.swap = keepLocked(ids[0], 2)
 	b.start()
 	close(gate)
 	b.await(n)
