@@ -70,7 +70,7 @@ func compile(flags ...string) (string, error) {
 
 // lanes is how many tests run side by side unless -parallel says so: much of
 // their time they wait for servers, clocks and time-outs.
-const lanes = "5"
+const lanes = "6"
 
 // Main is the TestMain of packages that use this one. A consumer under test is
 // this same program.
