@@ -63,22 +63,22 @@ func (c *Consumer) ask(ctx context.Context, it *item) (found Found, err error) {
 
 // attempt handles an event under its claim.
 func (c claiming) attempt(ctx context.Context, it *item) outcome {
-	ctx, cancel := c.limited(ctx)
-	defer cancel()
 	ev := it.ev
 	if ev.Ambiguous {
 		if o, decided := c.clear(ctx, it); decided {
 			return o
 		}
 	}
-	err := c.call(ctx, c.handler, ev)
-	if err == nil {
-		if it.claim.ended() {
-			return outcome{end: proved, counted: Consumed}
-		}
+	within, cancel := c.limited(ctx)
+	defer cancel()
+	switch err := c.call(within, c.handler, ev); {
+	case err != nil:
+		return c.judge(ctx, it, err, context.Cause(within))
+	case it.claim.ended():
+		return outcome{end: proved, counted: Consumed}
+	default:
 		return outcome{end: succeed, counted: Consumed}
 	}
-	return c.judge(ctx, it, err)
 }
 
 // clear asks the policy about an effect that an earlier attempt may have had.
@@ -109,18 +109,19 @@ var inDoubt = outcome{
 }
 
 // judge says what a handler's error means.
-func (c *Consumer) judge(ctx context.Context, it *item, err error) outcome {
+// The cause is why its context ended, nil if it has not.
+func (c *Consumer) judge(ctx context.Context, it *item, err, cause error) outcome {
 	var (
 		own *outcomeError
 		p   *panicked
 	)
-	definite := errors.As(err, &own) && (own.verdict == data || own.verdict == doubtful)
-	switch why := context.Cause(ctx); {
+	definite := errors.As(err, &own) && (own.verdict != system && own.verdict != ambiguous)
+	switch {
 	case definite:
-	case errors.Is(why, errStopping), errors.Is(why, ErrClaimLost):
+	case errors.Is(cause, errStopping), errors.Is(cause, ErrClaimLost):
 		return c.cutOff(it, err)
-	case errors.Is(why, errTimeout) && !errors.Is(err, ErrNotStarted):
-		return c.again(it, store.CodeAmbiguous, "the attempt took longer than it may, and its effect is in doubt", err)
+	case errors.Is(cause, errTimeout) && !errors.Is(err, ErrNotStarted):
+		return c.doubt(ctx, it, err)
 	}
 	switch {
 	case errors.As(err, &p):

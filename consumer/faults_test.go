@@ -368,6 +368,30 @@ func TestWindowIsBoundedInBytes(t *testing.T) {
 	}
 }
 
+// TestWindowThatIsDoneAtOnce: nothing of it is on its way then that would bring
+// the next one in.
+func TestWindowThatIsDoneAtOnce(t *testing.T) {
+	t.Parallel()
+	const n = 600 // more than two windows
+	for name, opts := range map[string][]Option{
+		"duplicates": {},
+		"filtered":   {Receipts("mail"), Horizon(time.Hour), Filter(func([]Header) bool { return false })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, 18, func(context.Context, *Event) error { return nil }, opts...)
+			var list []group.Record
+			for i, id := range b.rows(outbox.Consumed, numbered(n)...) {
+				rec := b.record(id, fmt.Sprint(i))
+				list = append(list, rec)
+			}
+			b.log.add(list...) // one read brings them all
+			b.start()
+			b.await(n)
+		})
+	}
+}
+
 func TestFilterThatPanics(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, 18, func(context.Context, *Event) error { return nil }, Receipts("mail"), Horizon(time.Hour),

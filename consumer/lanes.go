@@ -18,14 +18,16 @@ func (p *partition) full() bool {
 	return len(p.window) >= p.c.opt.window || p.bytes >= windowBytes
 }
 
-// fill moves records into the window.
-func (p *partition) fill() {
+// fill moves records into the window, and reports whether there were any.
+func (p *partition) fill() (moved bool) {
 	for !p.full() && len(p.backlog) > 0 {
 		p.window = append(p.window, p.c.item(p.backlog[0]))
 		p.bytes += p.backlog[0].Size()
 		p.backlog[0] = group.Record{} // its bytes are the window's to free
 		p.backlog = p.backlog[1:]
+		moved = true
 	}
+	return moved
 }
 
 // acquire asks for the claims of what can start soon. By offset, nothing is

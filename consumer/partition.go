@@ -159,17 +159,20 @@ func (p *partition) idle() bool {
 // nothing more unless something comes back.
 func (p *partition) step() time.Duration {
 	p.wake()
+	p.advance()
 	if p.closing {
 		p.handBack()
 	} else {
-		p.fill()
+		for p.fill() { // what is left out by a filter is done at once
+			p.advance()
+		}
 		p.reject()
 		p.acquire()
 		p.start()
 		p.unclaim()
 	}
 	p.settle()
-	p.advance()
+	p.tell()
 	return p.sleep()
 }
 
@@ -224,7 +227,6 @@ func (p *partition) advance() {
 	case p.seen:
 		p.position.Store(p.next)
 	}
-	p.tell()
 }
 
 // tell shows where the line stands, and why the record that holds up its offset

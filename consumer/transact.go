@@ -66,22 +66,22 @@ func (t transacting) attempt(ctx context.Context, it *item) outcome {
 	it.ev.Attempt = attempts + 1
 	handle := t.wrap(func(ctx context.Context, ev *Event) error { return t.handler(ctx, tx, ev) })
 	if err := t.call(ctx, handle, it.ev); err != nil {
-		return t.undone(t.judge(ctx, it, undoubted(err)))
+		return t.undone(it, err, context.Cause(ctx))
 	}
 	return t.commit(ctx, it, tx)
 }
 
-// undoubted: a transaction that is rolled back has had no effect.
-func undoubted(err error) error {
+// undone judges an attempt whose transaction is rolled back: whatever it says, it
+// has had no effect, and nothing is in doubt.
+func (t transacting) undone(it *item, err, cause error) outcome {
 	var own *outcomeError
 	if errors.As(err, &own) && own.verdict == ambiguous {
-		return SystemError(err)
+		err = SystemError(err)
 	}
-	return err
-}
-
-// undone is the same for one that was cut off.
-func (transacting) undone(o outcome) outcome {
+	if errors.Is(cause, errTimeout) {
+		cause = nil
+	}
+	o := t.judge(t.handling, it, err, cause)
 	if o.end == release && o.code == store.CodeAmbiguous {
 		o.code = store.CodeSystem
 	}

@@ -53,7 +53,7 @@ func killedAtEachStep(t *testing.T, mode consumerproc.Mode, db *pgtest.DB) {
 	b := consumerbed.New(t, consumerbed.Options{DB: db, Partitions: 5, Consumer: consumerproc.Config{Mode: mode}})
 	events := b.Insert(inPartitions(5)...)
 	unclaimed, claimed, called, answered, finished := &events[0], &events[1], &events[2], &events[3], &events[4]
-	lock := b.Lock(*unclaimed)
+	end, lock := b.LockEnd(*finished), b.Lock(*unclaimed)
 	atCall, atAnswer, atEnd := b.Hold(consumerproc.Call, *claimed), b.Hold(consumerproc.Received, *answered), b.Hold(consumerproc.Received, *finished)
 	b.Faults(provider.Fault{Match: called.ID.String(), Times: 1, Do: provider.AcceptHang})
 	b.Publish(events)
@@ -68,7 +68,6 @@ func killedAtEachStep(t *testing.T, mode consumerproc.Mode, db *pgtest.DB) {
 	atAnswer.Wait()
 	b.WaitAccepted(*called, 1)
 	atEnd.Wait()
-	end := b.LockEnd(*finished)
 	atEnd.Release(consumerproc.GoOn)
 	end.Wait("finished_at")
 	first.Freeze()

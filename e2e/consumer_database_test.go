@@ -52,7 +52,7 @@ func TestDatabaseAway(t *testing.T) {
 			Refused: consumerbed.Reasons{b.Place(nameless): "NO_EVENT_ID"},
 		})
 		b.WantStored("to be quarantined", nameless)
-		b.Want("to be FAILED", *failing, consumerbed.Facts{Status: check.Failed, Generation: 2, Attempts: 2, Code: "APP_TEST"})
+		b.Want("to be FAILED", *failing, consumerbed.Facts{Status: check.Failed, Generation: 1, Attempts: 1, Code: "APP_TEST"})
 		b.Want("to be claimed", *early, once)
 	})
 }

@@ -36,7 +36,7 @@ func heldInTwoPartitions(t *testing.T, cfg consumerproc.Config) (b *consumerbed.
 func TestRebalanceWithinGrace(t *testing.T) {
 	t.Parallel()
 	eachClaim(t, func(t *testing.T, mode consumerproc.Mode) {
-		b, events, held, first := heldInTwoPartitions(t, consumerproc.Config{Mode: mode, RevokeGrace: 25 * time.Second})
+		b, events, held, first := heldInTwoPartitions(t, consumerproc.Config{Mode: mode, RevokeGrace: 8 * time.Second})
 		second := b.Start()
 		b.WaitGroup("PreparingRebalance")
 		b.Wait("the first one to hear of it, with its next heartbeat", b.Passed(2))

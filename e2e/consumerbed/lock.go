@@ -36,7 +36,8 @@ func (b *Bed) Lock(ev Event) *Lock {
 }
 
 // LockEnd makes the statement that records an event as CONSUMED wait, inside
-// PostgreSQL, where it goes on after its client has died.
+// PostgreSQL, where it goes on after its client has died. It is to be called
+// before others have locks on the table.
 func (b *Bed) LockEnd(ev Event) *Lock {
 	b.t.Helper()
 	table, done := "public.outbox", fmt.Sprintf("NEW.send_status = 4 AND NEW.id = %d", ev.RowID)
