@@ -108,8 +108,8 @@ var inDoubt = outcome{
 	message: "an attempt may have had its effect, and a repetition could double it",
 }
 
-// judge says what a handler's error means.
-// The cause is why its context ended, nil if it has not.
+// judge says what a handler's error means, given why its context ended: nil if it
+// has not.
 func (c *Consumer) judge(ctx context.Context, it *item, err, cause error) outcome {
 	var (
 		own *outcomeError

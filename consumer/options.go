@@ -132,7 +132,9 @@ func MaxAttempts(n int) Option { return func(o *options) { o.maxAttempts = n } }
 // FAILED; 5 by default.
 func AbandonLimit(n int) Option { return func(o *options) { o.abandonLimit = n } }
 
-// HandlerTimeout ends the context of an attempt; 0, the default, does not.
+// HandlerTimeout ends the context of an attempt; 0, the default, does not. If the
+// handler then fails without saying why, its effect is in doubt, and the policy
+// of [Ambiguity] decides.
 func HandlerTimeout(d time.Duration) Option { return func(o *options) { o.handlerTimeout = d } }
 
 // Concurrency is how many handlers run side by side for one partition, 1 by
