@@ -54,6 +54,9 @@ func TestOneHandlerOfAKeyAlsoAfterALostClaim(t *testing.T) {
 	)
 	entered, leave := make(chan struct{}), make(chan struct{})
 	b = newBed(t, 18, func(_ context.Context, ev *Event) error {
+		if ev.AggregateID == "x" {
+			return nil
+		}
 		if running.Add(1) > 1 {
 			t.Error("two handlers of one key at once")
 		}
@@ -67,12 +70,26 @@ func TestOneHandlerOfAKeyAlsoAfterALostClaim(t *testing.T) {
 		}
 		return nil
 	}, Concurrency(2))
+	b.swap = func(m memory) memory { return &lateDone{m, entered} }
 	ids = b.put("k", "k")
 	b.start()
 	<-entered
 	pgtest.Eventually(t, "the first one to be claimed again", func() bool { return b.row(ids[0]).Generation == 3 }, b.state)
+	another := b.put("x")[0] // which the line starts only after it has looked at the first one
+	pgtest.Eventually(t, "another key", func() bool { return b.row(another).Status == outbox.Consumed }, b.state)
 	close(leave)
-	b.await(2)
+	b.await(3)
+}
+
+// lateDone records no outcome until something has happened.
+type lateDone struct {
+	memory
+	after <-chan struct{}
+}
+
+func (l *lateDone) DoneNow(ctx context.Context, held []store.Held) (kept, locked []store.Held, err error) {
+	<-l.after
+	return l.memory.DoneNow(ctx, held)
 }
 
 // TestHotKeyDoesNotStarveOthers: its claims ahead leave room, while its handler
@@ -92,7 +109,7 @@ func TestHotKeyDoesNotStarveOthers(t *testing.T) {
 					return hot(release)
 				}
 				return nil
-			}, Concurrency(4))
+			}, Concurrency(4), Lease(time.Hour)) // or what waits for a third of it were handed back
 			keys := slices.Concat(numbered(20), slices.Repeat([]string{"hot"}, 120), numbered(50))
 			b.put(keys...)
 			b.start()
