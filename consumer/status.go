@@ -45,13 +45,13 @@ func (p PartitionHealth) Lag() int64 {
 	return max(0, p.End-p.Position)
 }
 
-// Stalled returns the partitions that have a lag, or of which it is not known,
-// or that tell a reason, and that have not moved for longer than after. Kafka
-// does not notice these: their member sends heartbeats.
+// Stalled returns the partitions that have a lag, or a reason why they cannot be
+// read, and that have not moved for longer than after. Kafka does not notice
+// these: their member sends heartbeats.
 func (h Health) Stalled(after time.Duration) []PartitionHealth {
 	var list []PartitionHealth
 	for _, p := range h.Partitions {
-		if (p.Lag() > 0 || p.End < 0 || p.Reason != "") && time.Since(p.Moved) > after {
+		if (p.Lag() > 0 || p.Reason != "") && time.Since(p.Moved) > after {
 			list = append(list, p)
 		}
 	}
