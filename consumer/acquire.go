@@ -8,16 +8,13 @@ import (
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
-// memory is where claims are kept: outbox rows or receipts.
+// memory is all that a line asks of where claims are kept.
 type memory interface {
-	renewer
+	keeper
 	Claim(ctx context.Context, refs []store.Ref) ([]store.Claim, error)
 	TakeOver(ctx context.Context, ref store.Ref) (c store.Claim, parked, ok bool, err error)
 	States(ctx context.Context, refs []store.Ref) ([]store.State, error)
-	Done(ctx context.Context, held []store.Held) (kept []store.Held, err error)
 	DoneNow(ctx context.Context, held []store.Held) (kept, locked []store.Held, err error)
-	Fail(ctx context.Context, f store.Failure) (bool, error)
-	Release(ctx context.Context, r store.Release) (bool, error)
 	HandBack(ctx context.Context, held []store.Held) error
 }
 

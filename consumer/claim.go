@@ -34,7 +34,7 @@ type Claim struct {
 
 // keeper is where a claim is kept: outbox rows or receipts.
 type keeper interface {
-	Renew(ctx context.Context, held []store.Held) (renewed, locked []store.Held, err error)
+	renewer
 	Done(ctx context.Context, held []store.Held) (kept []store.Held, err error)
 	Fail(ctx context.Context, f store.Failure) (bool, error)
 	Release(ctx context.Context, r store.Release) (bool, error)
