@@ -315,12 +315,7 @@ func TestReadNeverScansTheTable(t *testing.T) {
 		for range 10 {
 			read(t, rows, 1<<20, refs...)
 		}
-		session := rows.db.(*pgx.Conn)
-		for _, sql := range []string{"SELECT pg_stat_force_next_flush()", "SELECT 1"} { // statistics go out between statements
-			if _, err := session.Exec(t.Context(), sql); err != nil {
-				t.Fatal(err)
-			}
-		}
+		flushStatistics(t, rows.db.(*pgx.Conn))
 		var scanned, found int
 		err := conn.QueryRow(t.Context(), "SELECT seq_tup_read, idx_scan FROM pg_stat_user_tables WHERE relname = 'outbox'").
 			Scan(&scanned, &found)

@@ -160,12 +160,7 @@ func TestLookupNeverScansTheTable(t *testing.T) {
 			lookup(t, rows, refs)
 		}
 		session := rows.db.(*pgx.Conn)
-		if _, err := session.Exec(t.Context(), "SELECT pg_stat_force_next_flush()"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := session.Exec(t.Context(), "SELECT 1"); err != nil { // statistics go out between statements
-			t.Fatal(err)
-		}
+		flushStatistics(t, session)
 		var scanned, fetched int
 		err := conn.QueryRow(t.Context(), "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'outbox'").
 			Scan(&scanned, &fetched)
