@@ -237,12 +237,15 @@ func (g *gate) firstParking(hash uint64) position {
 // settled takes note of a resolved event.
 func (g *gate) settled(ref *event.Ref) {
 	if a := g.busy[ref.Aggregate]; a != nil {
-		_, parking := a.parking[ref.Seq]
+		at, parking := a.parking[ref.Seq]
 		if parking {
 			delete(a.parking, ref.Seq)
 			g.changed(ref.Aggregate, a)
 		}
 		if r := a.release; r != nil {
+			if parking {
+				r.notPast(at)
+			}
 			r.stale = r.stale || !parking && !r.inFlight[ref.Seq]
 			delete(r.inFlight, ref.Seq)
 			g.queue.add(r)

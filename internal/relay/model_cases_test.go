@@ -27,6 +27,11 @@ func TestModelCases(t *testing.T) {
 		{"the answer for a batch in doubt comes while its rows are released", 2, []modelStep{
 			{Do: insertRows}, {Do: insertRows, A: 11}, {Do: silencePart, A: 1, Wait: 60_000_000},
 		}},
+		{"the answer for a batch in doubt is SENT before the page of held rows comes that shows it as held", 0, []modelStep{
+			{Do: silencePart, A: 3, Wait: 14}, {Do: insertRows, A: 9, B: 8, C: 10, Wait: 1901}, {Do: silencePart, A: 4, Wait: 3961},
+			{Do: insertRows, A: 8, B: 7, C: 1, Wait: 28101}, {Do: insertRows, A: 7, B: 7, C: 3, Wait: 7},
+			{Do: insertRows, A: 4, B: 1, C: 0, Wait: 60_000_000},
+		}},
 		{"a requeue message fills the line while events are in hand", 2097, []modelStep{
 			{Do: insertRows, A: 4, B: 7, C: 1, Wait: 1191}, {Do: insertRows, A: 2, B: 0, C: 1, Wait: 958974},
 			{Do: insertRows, A: 6, B: 11, C: 0, Wait: 1}, {Do: insertRows, A: 1, B: 10, C: 10, Wait: 5},

@@ -40,10 +40,21 @@ type release struct {
 	// stale: a row of the aggregate was settled otherwise since the page was
 	// asked for, which may show it as it was before.
 	stale bool
+	// first is the smallest position that was on its way to be parked at any
+	// moment since the page was asked for: from there on the page may show rows
+	// as they were before, even when that is settled again.
+	first position
 	// closing: the last held rows are in flight, so new events wait in memory.
 	closing bool
 	// last: no parked row was left behind the page that is in flight.
 	last bool
+}
+
+// notPast keeps the page that is asked for from passing a position.
+func (r *release) notPast(p position) {
+	if p.before(r.first) {
+		r.first = p
+	}
 }
 
 // releaseQueue holds the releases whose next page is to be read: those of
@@ -263,7 +274,7 @@ func (l *line) advanceReleases(ctx context.Context) {
 
 func (l *line) readHeld(ctx context.Context, a *aggregate, r *release) {
 	r.asking, r.stale, a.parked = true, false, false
-	first := l.gate.firstParking(r.hash)
+	r.first = l.gate.firstParking(r.hash)
 	l.gate.pages++
 	var events []event.Event
 	var whole bool
@@ -278,25 +289,22 @@ func (l *line) readHeld(ctx context.Context, a *aggregate, r *release) {
 		case r.stale:
 			l.gate.queue.add(r)
 		default:
-			l.publishHeld(a, r, first, events, whole)
+			l.publishHeld(a, r, events, whole)
 		}
 		return nil
 	})
 }
 
 // publishHeld publishes a page, as far as it does not overtake rows that are on
-// their way to be parked, or were when the page was asked for; first was the
-// first of those.
-func (l *line) publishHeld(a *aggregate, r *release, first position, events []event.Event, whole bool) {
+// their way to be parked, or were since the page was asked for.
+func (l *line) publishHeld(a *aggregate, r *release, events []event.Event, whole bool) {
 	if len(events) == 0 && !whole {
 		l.endRelease(r.hash, a) // the first one waits for something else
 		return
 	}
-	if now := l.gate.firstParking(r.hash); now.before(first) {
-		first = now
-	}
+	r.notPast(l.gate.firstParking(r.hash))
 	n := 0
-	for n < len(events) && positionOf(&events[n].Ref).before(first) && l.requeuedInFlight[events[n].ID].IsNull() {
+	for n < len(events) && positionOf(&events[n].Ref).before(r.first) && l.requeuedInFlight[events[n].ID].IsNull() {
 		ev := &events[n]
 		l.identify(ev)
 		ev.Seq = l.ledger.Track()
