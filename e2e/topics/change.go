@@ -3,7 +3,6 @@ package topics
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 )
@@ -93,22 +92,14 @@ func (a *Admin) Move(ctx context.Context, topic string, broker int32) error {
 }
 
 func (a *Admin) awaitLeader(ctx context.Context, topic string, broker int32) error {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	err := poll(ctx, func() (bool, error) {
 		leaders, err := a.Leaders(ctx, topic)
-		if err != nil {
-			return err
-		}
-		if onlyLeader(leaders, broker) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for broker %d to lead topic %s: %w", broker, topic, ctx.Err())
-		case <-tick.C:
-		}
+		return err == nil && onlyLeader(leaders, broker), err
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for broker %d to lead topic %s: %w", broker, topic, err)
 	}
+	return nil
 }
 
 func onlyLeader(leaders map[int32]int32, broker int32) bool {

@@ -56,7 +56,9 @@ func (a *Admin) Create(ctx context.Context, partitions int32, settings map[strin
 	return nil
 }
 
-// Delete removes topics. One that is not there is no error.
+// Delete removes topics and returns when the broker knows them no more: until
+// then it takes records for them, and acknowledges what is about to be gone.
+// One that is not there is no error.
 func (a *Admin) Delete(ctx context.Context, names ...string) error {
 	answers, err := a.adm.DeleteTopics(ctx, names...)
 	for _, answer := range answers {
@@ -67,7 +69,34 @@ func (a *Admin) Delete(ctx context.Context, names ...string) error {
 	if err != nil {
 		return fmt.Errorf("deleting topics %v: %w", names, err)
 	}
-	return nil
+	return poll(ctx, func() (bool, error) {
+		known, err := a.adm.ListTopics(ctx, names...)
+		if err != nil {
+			return false, fmt.Errorf("looking whether topics %v are gone: %w", names, err)
+		}
+		for _, topic := range known {
+			if !errors.Is(topic.Err, kerr.UnknownTopicOrPartition) {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+}
+
+// poll calls done until it reports true, or fails.
+func poll(ctx context.Context, done func() (bool, error)) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if yes, err := done(); yes || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
 }
 
 // Set changes one configuration of a topic and returns when the broker acts
@@ -93,24 +122,18 @@ func (a *Admin) set(ctx context.Context, topic, name, value string) error {
 	if err != nil {
 		return err
 	}
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	return poll(ctx, func() (bool, error) {
 		shown, err := a.adm.DescribeTopicConfigs(ctx, topic)
 		if err != nil {
-			return err
+			return false, err
 		}
 		for _, c := range shown[0].Configs {
 			if c.Key == name && c.MaybeValue() == value {
-				return nil
+				return true, nil
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
+		return false, nil
+	})
 }
 
 // Read returns all records that the topics hold when it is called, those of a
