@@ -81,7 +81,8 @@ func (p PublisherInbox) Refused(refs []event.Ref, f event.Failure) {
 
 // Held reports events that were not published though nothing is wrong with
 // them. When their batch is in doubt, another report about them may follow:
-// its refs are Untracked then.
+// its refs are Untracked then. Of those that are not Ordered none says that they
+// are acked: they are due again, and that is said when they are handed over.
 func (p PublisherInbox) Held(refs []event.Ref, why event.Reason) {
 	p.in.put(func(m *mail) { m.held = append(m.held, held{refs, why}) })
 }

@@ -32,6 +32,10 @@ func TestModelCases(t *testing.T) {
 			{Do: insertRows, A: 8, B: 7, C: 1, Wait: 28101}, {Do: insertRows, A: 7, B: 7, C: 3, Wait: 7},
 			{Do: insertRows, A: 4, B: 1, C: 0, Wait: 60_000_000},
 		}},
+		{"an event that need not wait is in the log of a partition that was silent", 0, []modelStep{
+			{Do: silencePart, A: 5}, {Do: insertRows, A: 8, B: 3}, {Do: insertRows, A: 6, Wait: 25_000_000},
+			{Do: insertRows, A: 6, Wait: 10_000_000}, {Do: answerAll, Wait: 30_000_000},
+		}},
 		{"a requeue message fills the line while events are in hand", 2097, []modelStep{
 			{Do: insertRows, A: 4, B: 7, C: 1, Wait: 1191}, {Do: insertRows, A: 2, B: 0, C: 1, Wait: 958974},
 			{Do: insertRows, A: 6, B: 11, C: 0, Wait: 1}, {Do: insertRows, A: 1, B: 10, C: 10, Wait: 5},

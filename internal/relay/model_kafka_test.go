@@ -70,6 +70,9 @@ type modelPublisher struct {
 	closed modelAggregates // something of them was refused or held, and the line has not said Guard since
 	queues map[modelPartition]*modelQueue
 	silent int // partitions whose events are held
+	// appended are events without a place in an order that are in the log, which
+	// became known after they had been held.
+	appended map[int64]bool
 }
 
 // modelQueue is the queue of one partition, guarded by the publisher's lock.
@@ -97,7 +100,7 @@ func (a modelAggregates) add(ref event.Ref) {
 func newModelPublisher(w *modelWorld, term *modelTenure, out PublisherInbox, grace time.Duration) *modelPublisher {
 	p := &modelPublisher{
 		w: w, term: term, out: out, grace: grace, random: w.random("publisher"),
-		closed: modelAggregates{}, queues: map[modelPartition]*modelQueue{},
+		closed: modelAggregates{}, queues: map[modelPartition]*modelQueue{}, appended: map[int64]bool{},
 	}
 	for _, name := range modelAllPartitions() {
 		p.queues[name] = &modelQueue{name: name, wake: make(chan struct{}, 1)}
@@ -118,6 +121,9 @@ func (p *modelPublisher) Publish(events []event.Event) {
 		switch {
 		case p.closed.has(ref):
 			p.hold([]event.Ref{ref}, event.HeldByOrder)
+		case p.appended[ref.ID]:
+			delete(p.appended, ref.ID)
+			p.report("acked", []event.Ref{ref}, p.out.Acked)
 		case q.silent:
 			p.hold([]event.Ref{ref}, event.HeldByPartition)
 		case p.w.topicDenied(topic):

@@ -210,14 +210,13 @@ func (k *modelWorker) setSilent(change int) {
 	k.out.Silent(k.modelPublisher.silent)
 }
 
-// doubted notes that events without a place in an order may be published again:
-// they are due again by themselves, whatever becomes of the batch in doubt.
+// doubted notes that nobody may be told what becomes of events without a place
+// in an order.
 func (w *modelWorld) doubted(part []event.Ref) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, e := range part {
 		if !e.Ordered {
-			w.stories[e.ID].allowed++
 			w.stories[e.ID].loose = true
 		}
 	}
@@ -272,7 +271,13 @@ func (k *modelWorker) ack(part []event.Ref) {
 	k.w.acked(part)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.report("acked", part, k.out.Acked)
+	k.report("acked", slices.DeleteFunc(slices.Clone(part), func(ref event.Ref) bool {
+		late := ref.Seq == event.Untracked && !ref.Ordered
+		if late {
+			k.appended[ref.ID] = true
+		}
+		return late
+	}), k.out.Acked)
 }
 
 func (w *modelWorld) acked(refs []event.Ref) {

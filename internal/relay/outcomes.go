@@ -51,16 +51,10 @@ func (l *line) collect(ctx context.Context) error {
 // acked takes events that are in Kafka.
 func (l *line) acked(refs []event.Ref) {
 	l.measureEndToEnd(refs)
-	late := false
 	for i := range refs {
-		late = !l.takeBack(&refs[i]) || late
+		l.takeBack(&refs[i])
 	}
-	if late {
-		refs = slices.DeleteFunc(refs, func(ref event.Ref) bool { return ref.Seq == event.Untracked })
-	}
-	if len(refs) > 0 {
-		l.parts.Recorder.Sent(refs)
-	}
+	l.parts.Recorder.Sent(refs)
 }
 
 // settle resolves an event that needs no write.

@@ -22,6 +22,7 @@ type refusal struct {
 // reports are what became of events, collected while the lock is held.
 type reports struct {
 	refused []refusal
+	acked   []event.Ref
 	held    [2][]event.Ref // by event.Reason
 }
 
@@ -74,6 +75,9 @@ func (q *queues) close(ref *event.Ref) {
 func (q *queues) report() {
 	for _, r := range q.reports.refused {
 		q.outcomes.Refused(r.refs, r.failure)
+	}
+	if len(q.reports.acked) > 0 {
+		q.outcomes.Acked(q.reports.acked)
 	}
 	for _, why := range []event.Reason{event.HeldByPartition, event.HeldByOrder} {
 		if refs := q.reports.held[why]; len(refs) > 0 {

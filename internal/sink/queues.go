@@ -32,7 +32,9 @@ type queues struct {
 	waiting backlog          // of all topics together
 	closed  aggregates       // of which something was refused or held and not guarded yet
 	silent  int              // partitions that are
-	reports reports
+	// appended are events in the log whose rows do not say so yet: see silence.go.
+	appended map[int64]struct{}
+	reports  reports
 }
 
 // backlog is an amount of events.
@@ -89,7 +91,7 @@ func (part *partition) String() string { return part.topic.name + "/" + strconv.
 func newQueues(cfg *Config, format *record.Format, deps Deps) *queues {
 	return &queues{
 		cfg: cfg, format: format, outcomes: deps.Outcomes, metrics: deps.Metrics, log: deps.Log,
-		kick: make(chan struct{}, 1), topics: map[string]*topic{}, closed: aggregates{},
+		kick: make(chan struct{}, 1), topics: map[string]*topic{}, closed: aggregates{}, appended: map[int64]struct{}{},
 	}
 }
 
@@ -164,8 +166,12 @@ func (q *queues) newTopic(e *event.Event) *topic {
 	return t
 }
 
-// encode adds e to the open batch of its partition. The lock is held.
+// encode adds e to the open batch of its partition, unless it is in the log
+// already. The lock is held.
 func (q *queues) encode(t *topic, e *event.Event, now int64) {
+	if q.ackAppended(&e.Ref) {
+		return
+	}
 	r, failure := q.format.Record(e, now)
 	if failure != nil {
 		q.refuse(e.Ref, *failure)

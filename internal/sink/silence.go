@@ -12,6 +12,11 @@ import (
 // rows. The batch in the worker's hands is held as well and goes on being
 // sent, byte for byte: it may be in the log already, and its answer shows that
 // the partition is back.
+//
+// When it shows that the batch is in the log, the caller is told of the ordered
+// events. The others are due again by then, under a due time that nobody here
+// knows, so their rows cannot be written: they are remembered, and acknowledged
+// when they are handed over again.
 
 // failing notes that the batch in the worker's hands could not be published.
 func (q *queues) failing(part *partition) {
@@ -124,12 +129,41 @@ func (w *worker) finishProbe(d *delivery, v verdict) {
 		untracked = append(untracked, ref)
 	}
 	if v.class == classDone {
-		w.published(untracked)
+		w.count(len(untracked))
+		w.queues.lateAck(untracked)
 	} else if bad := w.blame(d, v); bad != nil {
 		w.queues.refuseHeld(untracked, bad, w.failure(d, v))
 	}
 	w.queues.reopen(w.part)
 	w.log.Info("the partition answers again: its events are published", "after", time.Since(d.since))
+}
+
+// lateAck takes note of events that have been held and are in the log.
+func (q *queues) lateAck(refs []event.Ref) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, ref := range refs {
+		if ref.Ordered {
+			q.reports.acked = append(q.reports.acked, ref)
+		} else {
+			q.appended[ref.ID] = struct{}{}
+		}
+	}
+	q.report()
+}
+
+// ackAppended acknowledges an event that was handed over before and is in the
+// log. The lock is held.
+func (q *queues) ackAppended(ref *event.Ref) bool {
+	if len(q.appended) == 0 {
+		return false
+	}
+	if _, appended := q.appended[ref.ID]; !appended {
+		return false
+	}
+	delete(q.appended, ref.ID)
+	q.reports.acked = append(q.reports.acked, *ref)
+	return true
 }
 
 // refuseHeld refuses those at the indexes bad of events that have been held,

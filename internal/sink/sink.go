@@ -56,7 +56,8 @@ type Outcomes interface {
 	Refused(refs []event.Ref, f event.Failure)
 	// Held reports events that were not published though nothing is wrong
 	// with them. When their batch is in doubt, another report about them may
-	// follow: its refs are event.Untracked then.
+	// follow: its refs are event.Untracked then. One that is not Ordered, and
+	// is in the log after all, is reported as acked when it is handed over again.
 	Held(refs []event.Ref, why event.Reason)
 	// Silent reports how many partitions hold their events at present because
 	// they do not answer, whenever that changes.

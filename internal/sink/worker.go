@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/segmentio/kafka-go"
 
-	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/pulse"
 	"github.com/cdc-relay/cdc-relay/internal/sink/record"
 )
@@ -348,7 +347,8 @@ func (w *worker) finish(d *delivery, v verdict) {
 	case d.probe:
 		w.finishProbe(d, v)
 	case v.class == classDone:
-		w.published(slices.Clone(d.batch.Refs()))
+		w.count(d.batch.Len())
+		w.outcomes.Acked(slices.Clone(d.batch.Refs()))
 	default:
 		w.refuse(d, v)
 	}
@@ -359,11 +359,10 @@ func (w *worker) finish(d *delivery, v verdict) {
 	}
 }
 
-// published reports what is in the log.
-func (w *worker) published(refs []event.Ref) {
-	w.acked.Add(float64(len(refs)))
-	w.metrics.acked.Add(float64(len(refs)))
-	w.outcomes.Acked(refs)
+// count counts records that are in the log.
+func (w *worker) count(records int) {
+	w.acked.Add(float64(records))
+	w.metrics.acked.Add(float64(records))
 }
 
 // advance moves the sequence number on; it wraps to 0 after 2^31-1.
