@@ -48,8 +48,8 @@ var table = map[string][]string{
 	"internal/relay": {"internal/decoder", "internal/ledger", "internal/event", "internal/fault", "internal/pulse", pglogrepl, backoff, errgroup, metrics},
 
 	"internal/wal": {"internal/event", "internal/fault", "internal/pg", "internal/pulse", pglogrepl, pgx, errgroup, metrics},
-	"internal/sink": {"internal/event", "internal/fault", "internal/pulse", "internal/sink/record", kafkaGo, backoff, compress, lz4,
-		errgroup, metrics},
+	"internal/sink": {"internal/event", "internal/fault", "internal/kafkaconn", "internal/pulse", "internal/sink/record", kafkaGo, backoff,
+		compress, lz4, errgroup, metrics},
 	"internal/sink/record": {"internal/event", kafkaGo, compress, lz4},
 	"internal/statusback":  {"internal/event", "internal/fault", "internal/pg", "internal/pulse", "outbox", pglogrepl, pgx, backoff, metrics},
 	"internal/retrysched":  {"internal/event", "internal/fault", "internal/pg", "internal/pulse", "outbox", pglogrepl, pgx, backoff, metrics},
@@ -61,11 +61,12 @@ var table = map[string][]string{
 	"internal/operate": {"consumer/tables", "internal/event", "internal/fault", "internal/pg", "internal/sink/record", "outbox", pgx, kafkaGo},
 	"internal/slot":    {"internal/pg", pglogrepl, pgx},
 
-	"internal/pg":      {"internal/event", "internal/fault", pgx},
-	"internal/pulse":   {},
-	"internal/monitor": {"internal/pulse", "internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, metrics, model},
-	"internal/sampler": {"internal/fault", "internal/pg", "internal/pulse", "outbox", pglogrepl, pgx, metrics},
-	"internal/config":  {"internal/fault", koanf, yaml},
+	"internal/pg":        {"internal/event", "internal/fault", pgx},
+	"internal/kafkaconn": {kafkaGo}, // part of what applications import
+	"internal/pulse":     {},
+	"internal/monitor":   {"internal/pulse", "internal/event", "internal/fault", "internal/pg", pglogrepl, pgx, metrics, model},
+	"internal/sampler":   {"internal/fault", "internal/pg", "internal/pulse", "outbox", pglogrepl, pgx, metrics},
+	"internal/config":    {"internal/fault", koanf, yaml},
 
 	"internal/archtest":  {},
 	"internal/kafkatest": {anything},
@@ -77,7 +78,7 @@ var table = map[string][]string{
 	"outbox":                  {pgx},
 	"consumer":                {"consumer/internal", "consumer/tables", "outbox", pgx, kafkaGo},
 	"consumer/internal/store": {"consumer/tables", "outbox", pgx},
-	"consumer/internal/group": {kafkaGo},
+	"consumer/internal/group": {"internal/kafkaconn", kafkaGo},
 	"consumer/tables":         {}, // what the kit needs in a database, for its users and for migrations
 	"migrations":              {"consumer/tables", "internal/fault", "internal/pg", pgx, goose},
 

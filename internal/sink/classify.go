@@ -10,6 +10,8 @@ import (
 
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/cdc-relay/cdc-relay/internal/kafkaconn"
 )
 
 // class says what is to be done about an attempt to publish a batch.
@@ -168,7 +170,7 @@ func classifyLocal(err error) verdict {
 	case isUnrouted(err):
 		// The request found no broker to go to. The cause may be a dead
 		// broker or a wrong password as well: the watcher finds out.
-	case errors.Is(err, syscall.ECONNREFUSED), isDial(err), errors.Is(err, errClosed):
+	case errors.Is(err, syscall.ECONNREFUSED), isDial(err), errors.Is(err, kafkaconn.ErrClosed):
 		// There was no connection to send anything on.
 	default:
 		// A time-out, a broken connection, an answer that makes no sense:

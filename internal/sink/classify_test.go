@@ -15,6 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/cdc-relay/cdc-relay/internal/kafkaconn"
 )
 
 // Each code with what it leads to, as docs and trials have it.
@@ -111,7 +113,7 @@ func TestClassifyLocal(t *testing.T) {
 		"refused":             {opError("dial", os.NewSyscallError("connect", syscall.ECONNREFUSED)), nothingSent},
 		"no route":            {opError("dial", os.NewSyscallError("connect", syscall.EHOSTUNREACH)), nothingSent},
 		"no such host":        {opError("dial", &net.DNSError{Err: "no such host", Name: "kafka"}), nothingSent},
-		"ended":               {errClosed, nothingSent},
+		"ended":               {kafkaconn.ErrClosed, nothingSent},
 		"deadline of context": {context.DeadlineExceeded, maybeSent},
 		"deadline of socket":  {opError("read", os.ErrDeadlineExceeded), maybeSent},
 		"end of file":         {io.EOF, maybeSent},

@@ -2,18 +2,16 @@ package sink
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"slices"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
 
+	"github.com/cdc-relay/cdc-relay/internal/kafkaconn"
 	"github.com/cdc-relay/cdc-relay/internal/sink/record"
 )
 
@@ -37,46 +35,34 @@ type broker interface {
 }
 
 // cluster is the Kafka client: the only place that talks to brokers.
-type cluster struct {
-	client    *kafka.Client
-	transport *kafka.Transport
-	conns     *connections
-
-	mu          sync.Mutex
-	refreshed   time.Time
-	refreshRate time.Duration // at most one refresh in this time
-}
+type cluster struct{ client *kafkaconn.Client }
 
 var (
 	_ broker  = (*cluster)(nil)
 	_ catalog = (*cluster)(nil)
 )
 
+// newCluster makes a transport without a Context: requests for batches must not
+// wait for a layout that no longer comes.
 func newCluster(cfg *Config) *cluster {
-	conns := newConnections(cfg.DialTimeout)
-	transport := &kafka.Transport{
-		Dial:        conns.dial,
+	conns := kafkaconn.New((&net.Dialer{Timeout: cfg.DialTimeout}).DialContext)
+	return &cluster{kafkaconn.NewClient(cfg.Brokers, cfg.RequestTimeout, conns, &kafka.Transport{
 		DialTimeout: cfg.DialTimeout + cfg.DialTimeout/2, // TCP, TLS, versions and SASL together
 		IdleTimeout: cfg.IdleTimeout,
 		MetadataTTL: cfg.MetadataTTL,
 		ClientID:    cfg.ClientID,
 		TLS:         cfg.TLS,
 		SASL:        cfg.SASL,
-	}
-	return &cluster{
-		client:      &kafka.Client{Addr: kafka.TCP(cfg.Brokers...), Timeout: cfg.RequestTimeout, Transport: transport},
-		transport:   transport,
-		conns:       conns,
-		refreshRate: cfg.MetadataTTL,
-	}
+	})}
 }
 
 // close ends all connections, and with them the requests on them. A request
 // that begins later fails, and leaves something to close again.
-func (c *cluster) close() {
-	c.conns.close()
-	c.transport.CloseIdleConnections()
-}
+func (c *cluster) close() { c.client.Close() }
+
+func (c *cluster) refresh() { c.client.Refresh() }
+
+func (c *cluster) lastHeard() time.Time { return c.client.LastHeard() }
 
 func (c *cluster) produce(ctx context.Context, to *partition, batch *record.Sealed, ready func() error) ([]int, bool, error) {
 	res, err := c.client.RawProduce(ctx, &kafka.RawProduceRequest{
@@ -138,21 +124,6 @@ func (c *cluster) initProducer(ctx context.Context, transactionalID string, own 
 	return record.Producer{ID: int64(res.Producer.ProducerID), Epoch: int16(res.Producer.ProducerEpoch)}, nil
 }
 
-// refresh drops the connections that are idle, and with them what the client
-// knows of the cluster: nothing else makes it ask before its time.
-func (c *cluster) refresh() {
-	c.mu.Lock()
-	now := time.Now()
-	due := now.Sub(c.refreshed) >= c.refreshRate
-	if due {
-		c.refreshed = now
-	}
-	c.mu.Unlock()
-	if due {
-		c.transport.CloseIdleConnections()
-	}
-}
-
 // topics is answered from metadata that is at most as old as configured, or
 // from the last that came, as long as there has been any since the last
 // refresh. names must not be nil, which would mean all topics.
@@ -194,87 +165,4 @@ func (c *cluster) maxBytes(ctx context.Context, names []string) (map[string]int,
 		}
 	}
 	return limits, nil
-}
-
-func (c *cluster) lastHeard() time.Time { return c.conns.lastHeard() }
-
-// connections makes and keeps track of the TCP connections. They are closed
-// at the end, since a request cannot be cancelled any other way, and noting
-// when something was heard on any of them tells whether the cluster is there.
-type connections struct {
-	dialer net.Dialer
-	heard  atomic.Int64 // Unix nanoseconds; 0: nothing yet
-	ctx    context.Context
-	cancel context.CancelFunc
-
-	mu   sync.Mutex
-	open map[*connection]struct{}
-}
-
-var errClosed = errors.New("the publisher has ended")
-
-func newConnections(timeout time.Duration) *connections {
-	c := &connections{dialer: net.Dialer{Timeout: timeout}, open: map[*connection]struct{}{}}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	return c
-}
-
-func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := context.AfterFunc(c.ctx, cancel)
-	defer stop()
-	raw, err := c.dialer.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	conn := &connection{Conn: raw, owner: c}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ctx.Err() != nil {
-		_ = raw.Close()
-		return nil, errClosed
-	}
-	c.open[conn] = struct{}{}
-	return conn, nil
-}
-
-// close closes all connections and lets no new ones come.
-func (c *connections) close() {
-	c.cancel()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for conn := range c.open {
-		_ = conn.Conn.Close() // its user sees the error that matters
-	}
-	clear(c.open)
-}
-
-// lastHeard is when a broker last sent anything; zero if none ever did.
-func (c *connections) lastHeard() time.Time {
-	if n := c.heard.Load(); n != 0 {
-		return time.Unix(0, n)
-	}
-	return time.Time{}
-}
-
-// connection notes when something arrives.
-type connection struct {
-	net.Conn
-	owner *connections
-}
-
-func (c *connection) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if n > 0 {
-		c.owner.heard.Store(time.Now().UnixNano())
-	}
-	return n, err
-}
-
-func (c *connection) Close() error {
-	c.owner.mu.Lock()
-	delete(c.owner.open, c)
-	c.owner.mu.Unlock()
-	return c.Conn.Close()
 }

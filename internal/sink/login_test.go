@@ -1,18 +1,11 @@
 package sink
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"math/big"
-	"net"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/segmentio/kafka-go/sasl"
 	"github.com/segmentio/kafka-go/sasl/plain"
@@ -20,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/kafkatest"
 )
 
 // A login without the right to a topic: its events are refused, with a code
@@ -29,8 +23,8 @@ func TestTopicDenied(t *testing.T) {
 	_, addr := newFake(t,
 		kfake.SeedTopics(1, "mine", "theirs"), kfake.EnableSASL(), kfake.EnableACLs(), kfake.Superuser("PLAIN", "root", "root"),
 		kfake.User("PLAIN", "relay", "pw",
-			allow(kmsg.ACLResourceTypeTopic, "mine", kmsg.ACLOperationWrite), allow(kmsg.ACLResourceTypeTopic, "mine", kmsg.ACLOperationDescribe),
-			allow(kmsg.ACLResourceTypeTopic, "theirs", kmsg.ACLOperationDescribe)))
+			kafkatest.Allow(kmsg.ACLResourceTypeTopic, "mine", kmsg.ACLOperationWrite), kafkatest.Allow(kmsg.ACLResourceTypeTopic, "mine", kmsg.ACLOperationDescribe),
+			kafkatest.Allow(kmsg.ACLResourceTypeTopic, "theirs", kmsg.ACLOperationDescribe)))
 	cfg := testConfig(addr)
 	cfg.SASL = plain.Mechanism{Username: "relay", Password: "pw"}
 	out := newRecorder()
@@ -48,14 +42,11 @@ func TestTopicDenied(t *testing.T) {
 	}
 }
 
-func allow(resource kmsg.ACLResourceType, name string, op kmsg.ACLOperation) kfake.ACL {
-	return kfake.ACL{Resource: resource, Name: name, Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: op, Allow: true}
-}
-
 // A login that is refused and a certificate that is not trusted are for a person, at
 // once, and neither tells a secret.
 func TestConnectionRefused(t *testing.T) {
 	t.Parallel()
+	brokers, _ := kafkatest.TLS(t)
 	for name, tc := range map[string]struct {
 		opts   []kfake.Opt
 		change func(*Config)
@@ -69,7 +60,7 @@ func TestConnectionRefused(t *testing.T) {
 			remedy: "kafka.sasl",
 		},
 		"unknown CA": {
-			opts:   []kfake.Opt{kfake.TLS(&tls.Config{Certificates: []tls.Certificate{selfSigned(t)}})},
+			opts:   []kfake.Opt{kfake.TLS(brokers)},
 			change: func(c *Config) { c.TLS = &tls.Config{RootCAs: x509.NewCertPool()} },
 			remedy: "kafka.tls",
 		},
@@ -100,37 +91,13 @@ type oddMechanism struct{ sasl.Mechanism }
 
 func (oddMechanism) Name() string { return "ODD" }
 
-// selfSigned makes a certificate for 127.0.0.1.
-func selfSigned(t *testing.T) tls.Certificate {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-}
-
 // Over TLS, with the right certificate.
 func TestPublishesOverTLS(t *testing.T) {
 	t.Parallel()
-	cert := selfSigned(t)
-	leaf, err := x509.ParseCertificate(cert.Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AddCert(leaf)
-	_, addr := newFake(t, kfake.SeedTopics(2, "t"), kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}))
+	brokers, clients := kafkatest.TLS(t)
+	_, addr := newFake(t, kfake.SeedTopics(2, "t"), kfake.TLS(brokers))
 	cfg := testConfig(addr)
-	cfg.TLS = &tls.Config{RootCAs: roots}
+	cfg.TLS = clients
 	out := newRecorder()
 	p := start(t, cfg, testDeps(t, out))
 	publishAll(t, p, out, numbered("t", 50, 5))

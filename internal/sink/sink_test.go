@@ -279,11 +279,7 @@ func run(t *testing.T, p *Publisher) {
 // newFake starts a fake cluster and returns the address of its first broker.
 func newFake(t *testing.T, opts ...kfake.Opt) (*kfake.Cluster, string) {
 	t.Helper()
-	c, err := kfake.NewCluster(append([]kfake.Opt{kfake.NumBrokers(1)}, opts...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := kafkatest.Fake(t, opts...)
 	return c, c.ListenAddrs()[0]
 }
 

@@ -42,7 +42,7 @@ func NewCopier(cfg Config, topic string) (*Copier, error) {
 }
 
 // Close ends all connections; what is on its way may or may not arrive.
-func (c *Copier) Close() { c.link.close() }
+func (c *Copier) Close() { c.link.Close() }
 
 // Send sends a copy and waits until all replicas have it, 10 s at most. Copies
 // of one partition go to one partition. After an error the copy may be there
@@ -59,14 +59,14 @@ func (c *Copier) Send(ctx context.Context, cp Copy) error {
 func (c *Copier) send(ctx context.Context, cp Copy) error {
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
-	res, err := c.link.client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{c.topic}})
+	res, err := c.link.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{c.topic}})
 	if err != nil {
 		return err
 	}
 	if len(res.Topics) != 1 || len(res.Topics[0].Partitions) == 0 {
 		return errors.New("the topic does not exist or may not be seen: create it, or grant Describe and Write")
 	}
-	answer, err := c.link.client.Produce(ctx, &kafka.ProduceRequest{
+	answer, err := c.link.Produce(ctx, &kafka.ProduceRequest{
 		Topic:        c.topic,
 		Partition:    cp.Number % len(res.Topics[0].Partitions),
 		RequiredAcks: kafka.RequireAll,

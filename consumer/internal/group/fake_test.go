@@ -1,15 +1,7 @@
 package group
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
-	"math/big"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/cdc-relay/cdc-relay/internal/kafkatest"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
 
@@ -29,11 +22,7 @@ import (
 
 func fake(t *testing.T, opts ...kfake.Opt) (*kfake.Cluster, Config) {
 	t.Helper()
-	c, err := kfake.NewCluster(append([]kfake.Opt{kfake.NumBrokers(1)}, opts...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c := kafkatest.Fake(t, opts...)
 	return c, Config{
 		Brokers: c.ListenAddrs(), Group: "g", Topics: []string{"t"}, Logger: discard(),
 		timing: timing{heartbeat: 20 * time.Millisecond, session: 6 * time.Second, backoff: 20 * time.Millisecond, watch: 20 * time.Millisecond,
@@ -67,7 +56,7 @@ func TestReadsOnWhenTheLeaderMoves(t *testing.T) {
 			leader := c.LeaderFor("t", 0)
 			// By itself it would not find out before the end of the test.
 			r.link = newLink(Config{Brokers: []string{c.ListenAddrs()[1-leader]}}, nil, time.Hour)
-			t.Cleanup(r.link.close)
+			t.Cleanup(r.link.Close)
 			p := Partition{"t", 0}
 			read(t, r, p, 0)
 			if err := move(c, 1-leader); err != nil {
@@ -147,16 +136,9 @@ func TestTheCoordinatorMoves(t *testing.T) {
 
 func TestAllConnectionsLogInOverTLS(t *testing.T) {
 	t.Parallel()
-	cert := selfSigned(t)
-	leaf, err := x509.ParseCertificate(cert.Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AddCert(leaf)
-	_, cfg := fake(t, kfake.SeedTopics(1, "t"), kfake.EnableSASL(), kfake.Superuser("PLAIN", "me", "secret"),
-		kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}))
-	cfg.TLS, cfg.SASL = &tls.Config{RootCAs: roots}, plain.Mechanism{Username: "me", Password: "secret"}
+	brokers, clients := kafkatest.TLS(t)
+	_, cfg := fake(t, kfake.SeedTopics(1, "t"), kfake.EnableSASL(), kfake.Superuser("PLAIN", "me", "secret"), kfake.TLS(brokers))
+	cfg.TLS, cfg.SASL = clients, plain.Mechanism{Username: "me", Password: "secret"}
 
 	copies, err := NewCopier(cfg, "t")
 	if err != nil {
@@ -193,8 +175,7 @@ func TestAWrongPasswordIsLoggedWithoutIt(t *testing.T) {
 func TestATopicThatMayNotBeSeen(t *testing.T) {
 	t.Parallel()
 	_, cfg := fake(t, kfake.SeedTopics(1, "mine", "theirs"), kfake.EnableSASL(), kfake.EnableACLs(),
-		kfake.User("PLAIN", "me", "pw", kfake.ACL{Resource: kmsg.ACLResourceTypeTopic, Name: "mine", Pattern: kmsg.ACLResourcePatternTypeLiteral,
-			Operation: kmsg.ACLOperationDescribe, Allow: true}))
+		kfake.User("PLAIN", "me", "pw", kafkatest.Allow(kmsg.ACLResourceTypeTopic, "mine", kmsg.ACLOperationDescribe)))
 	cfg.Topics, cfg.SASL = []string{"mine", "theirs"}, plain.Mechanism{Username: "me", Password: "pw"}
 	var told lines
 	cfg.TopicsMissing = told.note
@@ -204,22 +185,4 @@ func TestATopicThatMayNotBeSeen(t *testing.T) {
 	if diff := cmp.Diff([]string{"theirs"}, told.all()); diff != "" {
 		t.Errorf("told (-want +got):\n%s", diff)
 	}
-}
-
-// selfSigned makes a certificate for 127.0.0.1.
-func selfSigned(t *testing.T) tls.Certificate {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }

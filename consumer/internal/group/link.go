@@ -1,14 +1,14 @@
 package group
 
 import (
-	"context"
 	"errors"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/cdc-relay/cdc-relay/internal/kafkaconn"
 )
 
 const (
@@ -27,22 +27,16 @@ const (
 
 // link is this program's connection to the cluster, by one Transport. Safe for
 // concurrent use.
-type link struct {
-	client    *kafka.Client
-	transport *kafka.Transport
-	conns     *connections
-
-	mu          sync.Mutex
-	refreshed   time.Time
-	refreshRate time.Duration // at most one refresh in this time
-}
+type link struct{ *kafkaconn.Client }
 
 // newLink makes a link for some topics, or for all if none is named. It learns
 // within ttl what has changed in the cluster.
+//
+// The Transport has a Context, as requests may begin after the end, and all of
+// them have a deadline.
 func newLink(cfg Config, topics []string, ttl time.Duration) *link {
-	conns := newConnections()
-	transport := &kafka.Transport{
-		Dial:           conns.dial,
+	conns := newConns()
+	return &link{kafkaconn.NewClient(cfg.Brokers, clientTimeout, conns, &kafka.Transport{
 		DialTimeout:    loginTimeout,
 		IdleTimeout:    idleTimeout,
 		MetadataTTL:    ttl,
@@ -50,38 +44,19 @@ func newLink(cfg Config, topics []string, ttl time.Duration) *link {
 		ClientID:       cfg.ClientID,
 		TLS:            cfg.TLS,
 		SASL:           cfg.SASL,
-		Context:        conns.ctx,
-	}
-	return &link{
-		client:      &kafka.Client{Addr: kafka.TCP(cfg.Brokers...), Timeout: clientTimeout, Transport: transport},
-		transport:   transport,
-		conns:       conns,
-		refreshRate: ttl,
-	}
+		Context:        conns.Context(),
+	})}
 }
 
-// close ends all connections, and with them the requests on them.
-func (l *link) close() {
-	l.conns.close()
-	l.transport.CloseIdleConnections()
+func newConns() *kafkaconn.Conns {
+	return kafkaconn.New((&net.Dialer{Timeout: dialTimeout}).DialContext)
 }
 
 // heal makes the next request ask for the cluster's layout first, if an error
-// may mean that it has changed: nothing else makes the library do so before its
-// time.
+// may mean that it has changed.
 func (l *link) heal(err error) {
-	if err == nil || !outdated(err) {
-		return
-	}
-	l.mu.Lock()
-	now := time.Now()
-	due := now.Sub(l.refreshed) >= l.refreshRate
-	if due {
-		l.refreshed = now
-	}
-	l.mu.Unlock()
-	if due {
-		l.transport.CloseIdleConnections()
+	if err != nil && outdated(err) {
+		l.Refresh()
 	}
 }
 
@@ -99,67 +74,4 @@ func outdated(err error) bool {
 	}
 	var network *net.OpError
 	return errors.As(err, &network) || errors.Is(err, protocol.ErrNoLeader) || errors.Is(err, protocol.ErrNoPartition)
-}
-
-// connections makes and keeps track of TCP connections: a request that waits for
-// its answer cannot be ended any other way.
-type connections struct {
-	dialer func(ctx context.Context, network, address string) (net.Conn, error)
-	ctx    context.Context // ends when they are closed
-	cancel context.CancelFunc
-
-	mu   sync.Mutex
-	open map[*connection]struct{}
-}
-
-var errClosed = errors.New("the connections to the brokers are closed")
-
-func newConnections() *connections {
-	c := &connections{dialer: (&net.Dialer{Timeout: dialTimeout}).DialContext, open: map[*connection]struct{}{}}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	return c
-}
-
-func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(c.ctx, cancel)()
-	raw, err := c.dialer(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	conn := &connection{Conn: raw, owner: c}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed() {
-		_ = raw.Close() // unused
-		return nil, errClosed
-	}
-	c.open[conn] = struct{}{}
-	return conn, nil
-}
-
-// close closes all connections and lets no new ones come.
-func (c *connections) close() {
-	c.cancel()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for conn := range c.open {
-		_ = conn.Conn.Close() // its user sees the error that matters
-	}
-	clear(c.open)
-}
-
-func (c *connections) closed() bool { return c.ctx.Err() != nil }
-
-type connection struct {
-	net.Conn
-	owner *connections
-}
-
-func (c *connection) Close() error {
-	c.owner.mu.Lock()
-	delete(c.owner.open, c)
-	c.owner.mu.Unlock()
-	return c.Conn.Close()
 }

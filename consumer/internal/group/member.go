@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
+
+	"github.com/cdc-relay/cdc-relay/internal/kafkaconn"
 )
 
 // Member is this process's membership of the group. Its Run is called once.
 type Member struct {
 	cfg   Config
-	link  *link        // for looking at topics, and for leaving where the library does not
-	conns *connections // the library's to the coordinator
+	link  *link            // for looking at topics, and for leaving where the library does not
+	conns *kafkaconn.Conns // the library's to the coordinator
 	log   *slog.Logger
 	// look returns which partitions there are: ask, except in tests.
 	look func(ctx context.Context) (partitions, error)
@@ -42,7 +44,7 @@ func NewMember(cfg Config) (*Member, error) {
 	m := &Member{
 		cfg:   cfg,
 		link:  newLink(cfg, cfg.Topics, cfg.timing.watch),
-		conns: newConnections(),
+		conns: newConns(),
 		log:   cfg.Logger.With("group", cfg.Group),
 	}
 	m.look = m.ask
@@ -69,7 +71,7 @@ type Work func(ctx context.Context, g *Generation) error
 // work's own, or says that the configuration cannot work. A panic in work goes
 // up through Run, after the member has left.
 func (m *Member) Run(ctx context.Context, work Work) error {
-	defer m.link.close()
+	defer m.link.Close()
 	if !m.awaitTopics(ctx) {
 		return nil
 	}
@@ -127,7 +129,7 @@ func (m *Member) nextWithin(ctx context.Context, cg *kafka.ConsumerGroup, forgot
 func (m *Member) removeFromGroup(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.timing.request)
 	defer cancel()
-	res, err := m.link.client.LeaveGroup(ctx, &kafka.LeaveGroupRequest{
+	res, err := m.link.LeaveGroup(ctx, &kafka.LeaveGroupRequest{
 		GroupID: m.cfg.Group,
 		Members: []kafka.LeaveGroupRequestMember{{ID: m.id}},
 	})
@@ -149,7 +151,7 @@ func (m *Member) groupConfig() kafka.ConsumerGroupConfig {
 		Topics:  m.cfg.Topics,
 		Dialer: &kafka.Dialer{
 			ClientID:      m.cfg.ClientID,
-			DialFunc:      m.conns.dial,
+			DialFunc:      m.conns.Dial,
 			Timeout:       loginTimeout,
 			TLS:           m.cfg.TLS,
 			SASLMechanism: m.cfg.SASL,
@@ -211,19 +213,19 @@ func (m *Member) generation(ctx context.Context, kgen *kafka.Generation, work Wo
 // and gone, it would hold partitions up to the session timeout.
 func (m *Member) leave(cg *kafka.ConsumerGroup) {
 	if m.joining && m.id != "" {
-		m.conns.close()
+		m.conns.Close()
 	}
-	patience := time.AfterFunc(m.cfg.timing.leave, m.conns.close)
+	patience := time.AfterFunc(m.cfg.timing.leave, m.conns.Close)
 	_ = cg.Close() // always nil
 	patience.Stop()
 	var err error
-	if m.conns.closed() {
-		err = errClosed
+	if m.conns.Closed() {
+		err = kafkaconn.ErrClosed
 		if m.id != "" {
 			err = m.removeFromGroup(context.Background())
 		}
 	}
-	m.conns.close()
+	m.conns.Close()
 	if err != nil {
 		m.enter("left", slog.LevelWarn, "could not tell the group that this member is gone: it will notice after the session timeout", "err", err)
 		return

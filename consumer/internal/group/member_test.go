@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/segmentio/kafka-go"
 
+	"github.com/cdc-relay/cdc-relay/internal/kafkaconn"
 	"github.com/cdc-relay/cdc-relay/internal/kafkatest"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
@@ -201,8 +202,8 @@ func TestTroubleIsLoggedOnceAndWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	net := &network{dialer: m.conns.dialer}
-	m.conns.dialer = net.dial
+	net := &network{}
+	m.conns = kafkaconn.New(net.dial)
 	one := start(t, m, nil)
 	g := one.next(t)
 	net.goAway()

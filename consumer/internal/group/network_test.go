@@ -4,12 +4,20 @@ import (
 	"context"
 	"net"
 	"sync"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/cdc-relay/cdc-relay/internal/kafkaconn"
 )
+
+// between puts something between a reader and its connections.
+func between(r *Reader, wrap func(kafkaconn.DialFunc) kafkaconn.DialFunc) {
+	transport := r.link.Transport.(*kafka.Transport)
+	transport.Dial = wrap(transport.Dial)
+}
 
 // network is the way to the brokers, which can be closed.
 type network struct {
-	dialer func(ctx context.Context, network, address string) (net.Conn, error)
-
 	mu      sync.Mutex
 	away    bool
 	refused int
@@ -23,7 +31,7 @@ func (n *network) dial(ctx context.Context, kind, address string) (net.Conn, err
 		n.refused++
 		return nil, &net.OpError{Op: "dial", Net: kind, Err: context.DeadlineExceeded}
 	}
-	c, err := n.dialer(ctx, kind, address)
+	c, err := (&net.Dialer{}).DialContext(ctx, kind, address)
 	if err == nil {
 		n.conns = append(n.conns, c)
 	}

@@ -47,7 +47,7 @@ func NewReader(cfg Config) (*Reader, error) {
 }
 
 // Close ends all connections; reads under way fail.
-func (r *Reader) Close() { r.link.close() }
+func (r *Reader) Close() { r.link.Close() }
 
 // Read returns what a partition holds from an offset on, negative for the start
 // of the log. It waits up to 2 s for the first record, then returns an empty
@@ -127,7 +127,7 @@ func (r *Reader) outOfRange(ctx context.Context, p Partition, from int64, answer
 
 // offset asks for the start or the end of the log.
 func (r *Reader) offset(ctx context.Context, p Partition, which int64) (int64, error) {
-	res, err := r.link.client.ListOffsets(ctx, &kafka.ListOffsetsRequest{
+	res, err := r.link.ListOffsets(ctx, &kafka.ListOffsetsRequest{
 		Topics: map[string][]kafka.OffsetRequest{p.Topic: {{Partition: p.Number, Timestamp: which}}},
 	})
 	if err != nil {
@@ -165,7 +165,7 @@ func (r *Reader) fetch(ctx context.Context, p Partition, from int64) (*answer, e
 			}},
 		}},
 	}}
-	res, err := r.link.transport.RoundTrip(ctx, r.link.client.Addr, req)
+	res, err := r.link.Transport.RoundTrip(ctx, r.link.Addr, req)
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/cdc-relay/cdc-relay/internal/kafkaconn"
 	"github.com/cdc-relay/cdc-relay/internal/kafkatest"
 )
 
@@ -130,7 +131,7 @@ func TestTheEndOfTheLogIsWaitedAt(t *testing.T) {
 	c, r := producer(t), reader(t, cfg)
 	produce(t, c, values(tp, 0, 1)...)
 	asked := make(chan struct{})
-	r.link.conns.dialer = onWrite(r.link.conns.dialer, []byte(tp), sync.OnceFunc(func() { close(asked) }))
+	between(r, onWrite([]byte(tp), sync.OnceFunc(func() { close(asked) })))
 	var got Batch
 	arrived := make(chan struct{})
 	go func() {
@@ -307,7 +308,7 @@ func TestAReadEndsWithItsContextAndWithTheReader(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			asked := make(chan struct{})
-			r.link.conns.dialer = onWrite(r.link.conns.dialer, []byte(tp), sync.OnceFunc(func() { close(asked) }))
+			between(r, onWrite([]byte(tp), sync.OnceFunc(func() { close(asked) })))
 			failed := make(chan struct{})
 			go func() {
 				defer close(failed)
@@ -360,11 +361,12 @@ func damaged(t *testing.T, topic string, times int32) *Reader {
 	r := reader(t, quick(t, topic))
 	left := &atomic.Int32{}
 	left.Store(times)
-	dial := r.link.conns.dialer
-	r.link.conns.dialer = func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := dial(ctx, network, address)
-		return damaging{c, left}, err
-	}
+	between(r, func(dial kafkaconn.DialFunc) kafkaconn.DialFunc {
+		return func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := dial(ctx, network, address)
+			return damaging{c, left}, err
+		}
+	})
 	return r
 }
 
@@ -426,11 +428,12 @@ func TestDamagedBatches(t *testing.T) {
 }
 
 // onWrite calls f when something is written that has a part in it.
-func onWrite(dial func(context.Context, string, string) (net.Conn, error), part []byte, f func(),
-) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := dial(ctx, network, address)
-		return writing{c, part, f}, err
+func onWrite(part []byte, f func()) func(kafkaconn.DialFunc) kafkaconn.DialFunc {
+	return func(dial kafkaconn.DialFunc) kafkaconn.DialFunc {
+		return func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := dial(ctx, network, address)
+			return writing{c, part, f}, err
+		}
 	}
 }
 

@@ -27,7 +27,7 @@ func (p partitions) missing() []string {
 // ask asks the cluster which partitions there are. A topic that this program may
 // not see counts as missing.
 func (m *Member) ask(ctx context.Context) (partitions, error) {
-	res, err := m.link.client.Metadata(ctx, &kafka.MetadataRequest{Topics: m.cfg.Topics})
+	res, err := m.link.Metadata(ctx, &kafka.MetadataRequest{Topics: m.cfg.Topics})
 	if err != nil {
 		return nil, err
 	}

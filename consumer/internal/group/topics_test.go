@@ -99,8 +99,8 @@ func looks(t *testing.T, seen ...partitions) (m *Member, taken *int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(m.link.close)
-	t.Cleanup(m.conns.close)
+	t.Cleanup(m.link.Close)
+	t.Cleanup(m.conns.Close)
 	taken = new(int)
 	m.look = func(context.Context) (partitions, error) {
 		if *taken++; *taken > len(seen) {
