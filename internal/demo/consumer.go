@@ -78,6 +78,19 @@ func (c *consumers) first() map[int64]handling {
 	return maps.Clone(c.handled)
 }
 
+// join waits until all groups read but the one whose topic is made later: what
+// is written before that waits for them, not for the relay.
+func (c *consumers) join(ctx context.Context) error {
+	return until(ctx, "the consumers to join their groups", func() (bool, error) {
+		for _, member := range c.groups {
+			if h := member.Health(); !h.Joined && len(h.TopicsMissing) == 0 {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+}
+
 // run consumes until ctx ends.
 func (c *consumers) run(ctx context.Context) error {
 	g, running := errgroup.WithContext(ctx)

@@ -103,6 +103,9 @@ func run(ctx context.Context, w *world, s *site, c *consumers) error {
 	g.Go(func() error { return w.watchRelay(running) })
 	g.Go(func() error {
 		defer finish()
+		if err := c.join(running); err != nil {
+			return err
+		}
 		if err := s.register(running); err != nil {
 			return err
 		}
