@@ -29,7 +29,7 @@ func (r *Receipts) On(db DB) *Receipts {
 }
 
 // receiptTexts: a receipt has no row id, so both ways of naming are the same.
-func receiptTexts(table string) *texts {
+var receiptTexts = perTable(func(table string) *texts {
 	names := strings.NewReplacer(
 		"{table}", table, "{status}", "status", "{since}", "created_at",
 		"{id}", "0::bigint", "{effect}", "o.effect_at IS NOT NULL, o.request_digest, o.provider_ref",
@@ -45,7 +45,7 @@ func receiptTexts(table string) *texts {
 	t.insert, t.again = names.Replace(insertText), names.Replace(againText)
 	t.recordFailure, t.recordDelay = names.Replace(recordFailureText), names.Replace(recordDelayText)
 	return t
-}
+})
 
 // claimReceipts makes the receipts that are not there, in order, so that two
 // who do that wait for each other in one direction only.

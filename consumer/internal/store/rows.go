@@ -22,7 +22,7 @@ func (r *Rows) On(db DB) *Rows {
 	return &on
 }
 
-func rowTexts(table string) *texts {
+var rowTexts = perTable(func(table string) *texts {
 	common := []string{
 		"{table}", table, "{status}", "send_status", "{since}", "sent_at",
 		"{id}", "o.id", "{effect}", "false, NULL::bytea, NULL::text",
@@ -44,7 +44,7 @@ func rowTexts(table string) *texts {
 			"{among}", "o.event_id = ANY($2::uuid[])",
 		})...),
 	}.fill()
-}
+})
 
 const claimRows = `
 WITH free AS MATERIALIZED (

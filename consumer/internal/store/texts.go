@@ -1,6 +1,9 @@
 package store
 
-import "strings"
+import (
+	"strings"
+	"sync"
+)
 
 // statement is a text for events named by row id and event id, and one for
 // those of which some row id is not known: each finds the rows by an index.
@@ -21,6 +24,19 @@ type texts struct {
 
 	// Of receipts only.
 	beginEffect, clearEffect, providerRef, insert, again, recordFailure, recordDelay string
+}
+
+// perTable makes the statements of a table once, as that takes as long as a fast
+// statement does. It keeps them for all tables that there were, some 20 KB each.
+func perTable(fill func(table string) *texts) func(table string) *texts {
+	var known sync.Map // the *texts by table
+	return func(table string) *texts {
+		t, ok := known.Load(table)
+		if !ok {
+			t, _ = known.LoadOrStore(table, fill(table))
+		}
+		return t.(*texts)
+	}
 }
 
 // dialect is what differs between outbox rows and receipts. {table} and so on
