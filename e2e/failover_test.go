@@ -191,9 +191,7 @@ func TestFailoverToALaggingStandby(t *testing.T) {
 
 		b.Write(lost, 20)
 		b.Wait("SENT", func() bool { return b.CountStatus(check.Sent) == kept+lost })
-		conn := b.Conn()
-		exec(t, conn, `BEGIN`)
-		exec(t, conn, `LOCK TABLE cdc_relay_slot IN EXCLUSIVE MODE`) // no SENT can be written
+		lockTable(t, b, "cdc_relay_slot") // no SENT can be written, until this primary ends
 		insertBulk(t, b, pending)
 		b.Wait("acks", func() bool { return relay.Counter("events_acked_total") == kept+lost+pending })
 		freeze(t, relay)

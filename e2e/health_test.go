@@ -33,14 +33,12 @@ func TestHealthOfLeaderAndStandby(t *testing.T) {
 		leader.waitHealth("/startupz", http.StatusOK, "streaming", "")
 		standby := startProbed(t, b, nil)
 		standby.waitHealth("/readyz", http.StatusOK, "standby", "")
-		conn := b.Conn()
-		exec(t, conn, `BEGIN`)
-		exec(t, conn, `LOCK TABLE cdc_relay_slot IN EXCLUSIVE MODE`) // no SENT can be written
+		letWrite := lockTable(t, b, "cdc_relay_slot") // no SENT can be written
 		b.Insert(harness.Row("order", "order-1", "{}"))
 		b.Wait("the ack", func() bool { return leader.figure("events_acked_total") == 1 })
 		leader.SendTerm()
 		leader.waitHealth("/readyz", http.StatusServiceUnavailable, "draining", "relay.state")
-		exec(t, conn, `COMMIT`)
+		letWrite()
 		if code := leader.WaitExit(); code != 0 {
 			t.Errorf("exit code %d, want 0", code)
 		}

@@ -297,3 +297,13 @@ func lockSlotRow(t *testing.T, b *harness.Bed, table string) (release func()) {
 	exec(t, conn, `SELECT FROM `+table+` FOR UPDATE`)
 	return func() { exec(t, conn, `ROLLBACK`) }
 }
+
+// lockTable lets nobody change a table, or lock its rows, until release is
+// called.
+func lockTable(t *testing.T, b *harness.Bed, table string) (release func()) {
+	t.Helper()
+	conn := b.Conn()
+	exec(t, conn, `BEGIN`)
+	exec(t, conn, `LOCK TABLE `+table+` IN EXCLUSIVE MODE`)
+	return func() { exec(t, conn, `ROLLBACK`) }
+}
