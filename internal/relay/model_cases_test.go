@@ -36,6 +36,18 @@ func TestModelCases(t *testing.T) {
 			{Do: silencePart, A: 5}, {Do: insertRows, A: 8, B: 3}, {Do: insertRows, A: 6, Wait: 25_000_000},
 			{Do: insertRows, A: 6, Wait: 10_000_000}, {Do: answerAll, Wait: 30_000_000},
 		}},
+		{"a replay after a crash comes with an earlier event that is still looked up", 974454, []modelStep{
+			{Do: insertRows, B: 11, C: 5}, {Do: insertRows, A: 2, B: 11, C: 2, Wait: 1389596}, {Do: crash},
+		}},
+		{"a replay after a crash, where later events need not wait", 227592494, []modelStep{
+			{Do: insertRows, A: 6, B: 6, C: 1, Wait: 217}, {Do: insertRows, A: 8, B: 2, C: 7}, {Do: crash, Wait: 4_610_326},
+			{Do: insertRows, A: 1, B: 6, C: 3, Wait: 19}, {Do: crash},
+		}},
+		{"a row of a pass is SENT while the slot's copy of it is looked up", 860, []modelStep{
+			{Do: insertRows, A: 6, B: 10}, {Do: moveSlot, Wait: 457}, {Do: insertRows, A: 9, C: 11, Wait: 487},
+			{Do: insertRows, A: 5, B: 3, C: 4, Wait: 51}, {Do: silenceAll, Wait: 1}, {Do: insertRows, A: 7, B: 1, C: 2, Wait: 15},
+			{Do: insertRows, A: 2, B: 8, Wait: 60_000_000},
+		}},
 		{"a requeue message fills the line while events are in hand", 2097, []modelStep{
 			{Do: insertRows, A: 4, B: 7, C: 1, Wait: 1191}, {Do: insertRows, A: 2, B: 0, C: 1, Wait: 958974},
 			{Do: insertRows, A: 6, B: 11, C: 0, Wait: 1}, {Do: insertRows, A: 1, B: 10, C: 10, Wait: 5},

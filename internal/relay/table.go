@@ -136,9 +136,11 @@ func parseID(b []byte) (id int64, ok bool) {
 	return id, id > 0 // 19 digits may overflow, to a negative number
 }
 
-// read asks for requeued rows, a few at a time and beside the stream.
+// read asks for requeued rows, a few at a time and beside the stream. What the
+// stream brought before them must have been handed over or held: it may be of
+// the same aggregate and, after a crash, earlier in its order.
 func (l *line) read(ctx context.Context) {
-	if len(l.requeues) == 0 || l.reading > 0 || l.draining || l.bytes >= l.cfg.InflightBytes {
+	if len(l.requeues) == 0 || len(l.batch) > 0 || l.reading > 0 || l.draining || l.bytes >= l.cfg.InflightBytes {
 		return
 	}
 	n := min(len(l.requeues), readRows)

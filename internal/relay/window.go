@@ -43,20 +43,26 @@ func (l *line) closeWindow() {
 // the gulp in its hands, so that the order is kept.
 func (l *line) lookUp(ctx context.Context) {
 	refs := make([]event.Ref, len(l.batch))
+	// Rows of the pass that are still on their way need no second record. Those
+	// of now count: when the answer comes, it may be older than what became of them.
+	passing := map[int64]bool{}
 	for i := range l.batch {
 		refs[i] = l.batch[i].Ref
+		if l.passed[refs[i].ID] {
+			passing[refs[i].ID] = true
+		}
 	}
 	l.window.looking = true
 	var fates []event.Fate
 	l.ask(ctx, "looking up redelivered events", func() (err error) {
 		fates, err = l.parts.Rows.Lookup(ctx, refs)
 		return err
-	}, func() error { return l.lookedUp(fates) })
+	}, func() error { return l.lookedUp(fates, passing) })
 }
 
-// lookedUp publishes what the table says is still to be published and resolves
-// the rest.
-func (l *line) lookedUp(fates []event.Fate) error {
+// lookedUp publishes what the table says is still to be published, but for rows
+// that the pass has handed over, and resolves the rest.
+func (l *line) lookedUp(fates []event.Fate, passing map[int64]bool) error {
 	if len(fates) != len(l.batch) {
 		return fmt.Errorf("%w: a lookup of %d events answered for %d", ErrInvariant, len(l.batch), len(fates))
 	}
@@ -66,8 +72,7 @@ func (l *line) lookedUp(fates []event.Fate) error {
 	}
 	fresh := l.batch[:0]
 	for i, fate := range fates {
-		// A row of the pass that is still on its way needs no second record.
-		if fate == event.FatePublish && !l.passed[l.batch[i].ID] {
+		if fate == event.FatePublish && !passing[l.batch[i].ID] {
 			fresh = append(fresh, l.batch[i])
 			continue
 		}
