@@ -36,9 +36,6 @@ const (
 	blockedWait   = 30 * time.Second
 	delayLook     = 30 * time.Second // at a delayed one: a person may have changed it
 	lockedWait    = time.Second      // for an outcome whose row somebody has locked
-	// statementWait bounds what is asked of the database at a time, which is
-	// longer than it may wait for a lock.
-	statementWait = 15 * time.Second
 	// slowWait is when a statement counts as trouble to people.
 	slowWait = time.Second
 )
@@ -48,7 +45,7 @@ type claiming struct{ *Consumer }
 
 // acquire claims the events of a chunk with as few statements as it can.
 func (c claiming) acquire(ctx context.Context, items []*item) {
-	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	ctx, cancel := context.WithTimeout(ctx, c.opt.statementWait)
 	defer cancel()
 	rest, err := c.claim(ctx, items)
 	if err == nil && len(rest) > 0 {

@@ -67,6 +67,10 @@ func New(cfg Config, h Handler, opts ...Option) (*Consumer, error) {
 // NewTx returns a consumer whose handler works in the transaction of its
 // receipt, in [ReceiptDB] or Config.DB. [Receipts] is required. The middleware
 // runs inside the transaction. It connects to nothing.
+//
+// If a connection dies without a word, its transaction holds the receipt until
+// the server notices, by default after two hours: set tcp_keepalives_idle or
+// idle_in_transaction_session_timeout for the pool's sessions.
 func NewTx(cfg Config, h TxHandler, opts ...Option) (*Consumer, error) {
 	if h == nil {
 		return nil, errors.New("making a consumer: no handler")
@@ -181,9 +185,7 @@ func (c *Consumer) open(ctx context.Context) (func(), error) {
 	c.owner = c.newOwner()
 	// Renewals have a connection of their own: they must not queue behind
 	// statements that wait.
-	renewing := store.PoolConfig(pool.Config())
-	renewing.MinConns, renewing.MaxConns = 0, 1
-	forRenewals, err := pgxpool.NewWithConfig(ctx, renewing)
+	forRenewals, err := pgxpool.NewWithConfig(ctx, store.RenewalConfig(pool.Config(), c.renewEvery()))
 	if err != nil {
 		own.Close()
 		return nil, fmt.Errorf("running the consumer: %w", err)

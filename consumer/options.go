@@ -79,6 +79,10 @@ type options struct {
 	// missingWait is how long a row may be invisible, as behind a synchronous
 	// standby, until it is taken to be missing.
 	missingWait time.Duration
+	// statementWait bounds what is asked of the database at a time, which is
+	// longer than it may wait for a lock: a connection may be dead without
+	// anybody knowing.
+	statementWait time.Duration
 }
 
 func defaults() options {
@@ -89,7 +93,7 @@ func defaults() options {
 		abandonLimit: 5, concurrency: 1, window: 256, claimBatch: 100,
 		revokeGrace: 3 * time.Second, drain: 20 * time.Second,
 		ambiguity: Repeat, keyTTL: 24 * time.Hour,
-		floodLimit: 20, floodWindow: time.Minute, missingWait: 30 * time.Second,
+		floodLimit: 20, floodWindow: time.Minute, missingWait: 30 * time.Second, statementWait: 15 * time.Second,
 		observer: nobody{}, logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }

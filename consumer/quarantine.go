@@ -75,7 +75,7 @@ func (c *Consumer) quarantineItem(ctx context.Context, it *item) {
 // putAway reports whether it changed anything: another process may retry the
 // same record.
 func (c *Consumer) putAway(ctx context.Context, it *item) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	ctx, cancel := context.WithTimeout(ctx, c.opt.statementWait)
 	defer cancel()
 	if it.asked != 0 {
 		return c.quarantine.Reopen(ctx, it.asked, it.bad.reason, it.bad.message)
@@ -116,7 +116,7 @@ func (c *Consumer) retryAsked(ctx context.Context) {
 }
 
 func (c *Consumer) asked(ctx context.Context, after int64) []store.Stored {
-	within, cancel := context.WithTimeout(ctx, statementWait)
+	within, cancel := context.WithTimeout(ctx, c.opt.statementWait)
 	defer cancel()
 	rows, err := c.quarantine.AskedToRetry(within, after, askedAtOnce)
 	if err != nil {
@@ -137,7 +137,7 @@ func (c *Consumer) retryOne(ctx context.Context, row store.Stored) {
 	case unusable:
 		c.quarantineItem(ctx, it)
 	case done:
-		within, cancel := context.WithTimeout(ctx, statementWait)
+		within, cancel := context.WithTimeout(ctx, c.opt.statementWait)
 		defer cancel()
 		if err := c.quarantine.Resolve(within, row.ID, store.Retried); err != nil {
 			c.trouble(ctx, err)

@@ -103,7 +103,7 @@ func (p *partition) readTrouble(ctx context.Context, err error, from int64) (int
 
 // skip quarantines the range of a batch that cannot be decoded.
 func (p *partition) skip(ctx context.Context, damaged *group.UndecodableError) bool {
-	within, cancel := context.WithTimeout(ctx, statementWait)
+	within, cancel := context.WithTimeout(ctx, p.c.opt.statementWait)
 	defer cancel()
 	err := p.c.quarantine.Put(within, store.Record{
 		Topic: p.at.Topic, Partition: p.at.Number, Offset: damaged.From,

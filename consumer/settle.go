@@ -43,7 +43,7 @@ func (c claiming) settle(ctx context.Context, items []*item) {
 
 // recordWithin bounds a try: a connection may be dead without anybody knowing.
 func (c *Consumer) recordWithin(ctx context.Context, items []*item) error {
-	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	ctx, cancel := context.WithTimeout(ctx, c.opt.statementWait)
 	defer cancel()
 	return c.record(ctx, items)
 }

@@ -172,9 +172,12 @@ func (ts *tenures) renewed(list []*tenure, renewed, locked []store.Held, sent ti
 // renewChunk is how many claims one statement renews.
 const renewChunk = 1000
 
+// renewEvery is the time between two renewals, and what one may take at most.
+func (c *Consumer) renewEvery() time.Duration { return c.opt.lease / 3 }
+
 // renew renews all claims every third of the lease until ctx ends.
 func (c *Consumer) renew(ctx context.Context) {
-	tick := time.NewTicker(c.opt.lease / 3)
+	tick := time.NewTicker(c.renewEvery())
 	defer tick.Stop()
 	for {
 		select {
@@ -196,7 +199,7 @@ func (c *Consumer) renewSome(ctx context.Context, list []*tenure) {
 		held[i] = t.held
 	}
 	sent := time.Now()
-	bounded, cancel := context.WithTimeout(ctx, c.opt.lease/3) // a dead connection must not cost all claims
+	bounded, cancel := context.WithTimeout(ctx, c.renewEvery()) // a dead connection must not cost all claims
 	defer cancel()
 	renewed, locked, err := c.renewer.Renew(bounded, held)
 	if err != nil {

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -25,7 +26,7 @@ type transacting struct {
 
 // acquire leaves out what has its outcome, or is to wait.
 func (t transacting) acquire(ctx context.Context, items []*item) {
-	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	ctx, cancel := context.WithTimeout(ctx, t.opt.statementWait)
 	defer cancel()
 	if err := t.explain(ctx, items, t.decide); err != nil {
 		t.putOff(items, err)
@@ -47,8 +48,8 @@ func (t transacting) decide(ctx context.Context, it *item, s store.State) error 
 func (t transacting) attempt(ctx context.Context, it *item) outcome {
 	ctx, cancel := t.limited(ctx)
 	defer cancel()
-	tx, err := t.pool.Begin(ctx)
-	if err != nil {
+	tx, attempts, first, err := t.begin(ctx, it)
+	if tx == nil {
 		return t.unsure(ctx, it, err)
 	}
 	defer func() {
@@ -56,7 +57,6 @@ func (t transacting) attempt(ctx context.Context, it *item) outcome {
 		defer cancel()
 		tx.Rollback(ending) // of what is not committed; a lost connection does it too
 	}()
-	attempts, _, first, err := t.receipts.Insert(ctx, tx, it.ev.ID)
 	switch {
 	case err != nil:
 		return t.unwritten(ctx, it, err)
@@ -69,6 +69,18 @@ func (t transacting) attempt(ctx context.Context, it *item) outcome {
 		return t.undone(it, err, context.Cause(ctx))
 	}
 	return t.commit(ctx, it, tx)
+}
+
+// begin begins a transaction with the receipt; there is none if tx is nil. The
+// connection is the application's, and may have died silently.
+func (t transacting) begin(ctx context.Context, it *item) (tx pgx.Tx, attempts int, first bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, t.opt.statementWait)
+	defer cancel()
+	if tx, err = t.pool.Begin(ctx); err != nil {
+		return nil, 0, false, fmt.Errorf("beginning the transaction of event %s: %w", it.ev.ID, err)
+	}
+	attempts, _, first, err = t.receipts.Insert(ctx, tx, it.ev.ID)
+	return tx, attempts, first, err
 }
 
 // undone judges an attempt whose transaction is rolled back: whatever it says, it
@@ -92,7 +104,9 @@ func (t transacting) undone(it *item, err, cause error) outcome {
 const rollbackTimeout = 5 * time.Second
 
 func (t transacting) commit(ctx context.Context, it *item, tx pgx.Tx) outcome {
-	err := tx.Commit(ctx)
+	within, cancel := context.WithTimeout(ctx, t.opt.statementWait)
+	defer cancel()
+	err := tx.Commit(within)
 	var refused *pgconn.PgError
 	switch {
 	case err == nil:
@@ -127,7 +141,7 @@ func (t transacting) unsure(ctx context.Context, it *item, err error) outcome {
 
 // settle records failures beside the transaction that was rolled back.
 func (t transacting) settle(ctx context.Context, items []*item) {
-	ctx, cancel := context.WithTimeout(ctx, statementWait)
+	ctx, cancel := context.WithTimeout(ctx, t.opt.statementWait)
 	defer cancel()
 	for _, it := range items {
 		o := it.out

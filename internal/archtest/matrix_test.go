@@ -37,7 +37,7 @@ func TestFailureMatrixNamesTests(t *testing.T) {
 func testsOf(t *testing.T) func(pkg string) []string {
 	return func(pkg string) (tests []string) {
 		dir := filepath.Join(root, "internal", pkg)
-		if pkg == "e2e" {
+		if pkg == "e2e" || pkg == "consumer" {
 			dir = filepath.Join(root, pkg)
 		}
 		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
