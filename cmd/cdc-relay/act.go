@@ -126,19 +126,13 @@ type actItem struct {
 }
 
 func newActItem(r *operate.Result) actItem {
-	item := actItem{Result: string(r.Outcome), Detail: r.Detail}
+	item := actItem{EventID: orNull(r.EventID), Result: string(r.Outcome), ErrorCode: orNull(r.ErrorCode), Detail: r.Detail}
 	if r.ID != 0 {
 		item.ID = &r.ID
-	}
-	if r.EventID != "" {
-		item.EventID = &r.EventID
 	}
 	if r.Found {
 		name, code := r.Status.String(), int16(r.Status)
 		item.Status, item.StatusCode = &name, &code
-	}
-	if r.ErrorCode != "" {
-		item.ErrorCode = &r.ErrorCode
 	}
 	return item
 }
@@ -160,7 +154,7 @@ func textOr(text *string) string {
 
 // print shows what became of each row.
 func (a *act) print(c *config.Config, picked operate.Picked, results []operate.Result, dryRun bool) error {
-	answer := actAnswer{V: 1, At: time.Now().UTC(), Pipeline: c.Pipeline, Action: string(a.order.Action), DryRun: dryRun,
+	answer := actAnswer{envelope: newEnvelope(c.Pipeline, time.Now().UTC()), Action: string(a.order.Action), DryRun: dryRun,
 		Matched: len(picked.IDs), Total: picked.Total}
 	items := make([]actItem, len(results))
 	rows := make([][]string, len(results))
@@ -176,5 +170,5 @@ func (a *act) print(c *config.Config, picked operate.Picked, results []operate.R
 	if picked.After != 0 {
 		note = fmt.Sprintf("; looked at the newest %d rows only, go on with --after %d", operate.MaxWalk, picked.After)
 	}
-	return a.app.printAct(answer, []string{"ID", "EVENT_ID", "RESULT", "STATUS", "ERROR_CODE", "DETAIL"}, rows, note)
+	return a.app.printTable(answer, []string{"ID", "EVENT_ID", "RESULT", "STATUS", "ERROR_CODE", "DETAIL"}, rows, answer.summary()+note)
 }

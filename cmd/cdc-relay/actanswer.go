@@ -5,38 +5,20 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cdc-relay/cdc-relay/internal/operate"
 )
 
 // actAnswer is the answer, as JSON, of a command that changes rows.
 type actAnswer struct {
-	V        int       `json:"v"`
-	At       time.Time `json:"at"`
-	Pipeline string    `json:"pipeline"`
-	Action   string    `json:"action"`
-	DryRun   bool      `json:"dry_run"`
+	envelope
+	Action string `json:"action"`
+	DryRun bool   `json:"dry_run"`
 	// Matched rows were picked, at most --limit; Total is how many there are.
 	Matched int   `json:"matched"`
 	Total   int64 `json:"total"`
 	Changed int   `json:"changed"`
 	Items   any   `json:"items"`
-}
-
-// printAct shows the answer: as JSON, or as a table of the same with a last
-// line, to which note is added.
-func (a *app) printAct(answer actAnswer, header []string, rows [][]string, note string) error {
-	if a.json {
-		return a.printJSON(answer)
-	}
-	if err := a.printItems(answer.Pipeline, nil, header, rows); err != nil {
-		return err
-	}
-	if _, err := fmt.Fprintln(a.stdout, answer.summary()+note); err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
-	}
-	return nil
 }
 
 // summary is the last line of the table.

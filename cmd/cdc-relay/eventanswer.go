@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"time"
 	"unicode/utf8"
 
 	"github.com/cdc-relay/cdc-relay/internal/operate"
@@ -14,9 +13,7 @@ import (
 // eventAnswer is all that is told of one event. Pointers are null where there is
 // no such value. Fields are only added.
 type eventAnswer struct {
-	V        int       `json:"v"`
-	At       time.Time `json:"at"`
-	Pipeline string    `json:"pipeline"`
+	envelope
 
 	ID            int64          `json:"id"`
 	EventID       string         `json:"event_id"`
@@ -90,12 +87,11 @@ type location struct {
 
 func newEventAnswer(pipeline string, d *operate.Detail) *eventAnswer {
 	a := &eventAnswer{
-		V: 1, At: d.At, Pipeline: pipeline,
-		ID: d.ID, EventID: d.EventID.String(), AggregateType: d.AggregateType, AggregateID: d.AggregateID, EventType: d.EventType,
-		ContentType: d.ContentType, Topic: d.Topic, Priority: d.Priority, CreatedAt: d.CreatedAt,
+		envelope: newEnvelope(pipeline, d.At), ID: d.ID, EventID: d.EventID.String(),
+		AggregateType: d.AggregateType, AggregateID: d.AggregateID, EventType: d.EventType, ContentType: d.ContentType, Topic: d.Topic, Priority: d.Priority, CreatedAt: d.CreatedAt,
 		Status: d.Status.String(), StatusCode: int(d.Status), Kind: d.Kind(), Meaning: d.Meaning(), Holds: notNil(d.Holds()),
 		HeldBy: newHeldBy(d.First), Blocking: d.Blocking, BlockingComplete: d.Blocking < operate.MaxBlocking, NextSteps: notNil(d.NextSteps()),
-		Phase: string(d.Phase()), Attempts: d.Attempts, NextAttemptAt: d.NextAttemptAt, ClaimGeneration: d.ClaimGeneration,
+		Phase: string(d.Phase()), Attempts: d.Attempts, NextAttemptAt: d.NextAttemptAt, CommitLSN: orNull(d.CommitLSN), ClaimGeneration: d.ClaimGeneration,
 		ClaimedBy: d.ClaimedBy, LeaseUntil: d.LeaseUntil, SentAt: d.SentAt, FinishedAt: d.FinishedAt,
 		ErrorCode: d.ErrorCode, ErrorMessage: d.ErrorMessage, Audit: notNil(d.Audit),
 	}
@@ -104,9 +100,6 @@ func newEventAnswer(pipeline string, d *operate.Detail) *eventAnswer {
 	}
 	if d.PayloadBytes >= 0 {
 		a.PayloadBytes = &d.PayloadBytes
-	}
-	if d.CommitLSN != "" {
-		a.CommitLSN = &d.CommitLSN
 	}
 	if d.ErrorCode != "" {
 		a.ErrorMeaning = operate.Explain(d.ErrorCode).Meaning

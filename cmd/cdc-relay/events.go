@@ -119,7 +119,7 @@ func (a *app) showEvent(cmd *cobra.Command, id string, want showParts) error {
 		if answer == nil {
 			return err
 		}
-		return errors.Join(err, a.printEvent(answer)) // without Kafka's part, perhaps
+		return errors.Join(err, a.print(answer, answer.write)) // without Kafka's part, perhaps
 	})
 }
 

@@ -226,7 +226,7 @@ note         a note
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			var b strings.Builder
-			writeEvent(&b, tt.answer)
+			tt.answer.write(&b)
 			if diff := cmp.Diff(tt.want, b.String()); diff != "" {
 				t.Errorf("text (-want +got):\n%s", diff)
 			}

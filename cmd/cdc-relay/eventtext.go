@@ -11,22 +11,9 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/operate"
 )
 
-// printEvent shows an event as JSON, or for people.
-func (a *app) printEvent(e *eventAnswer) error {
-	if a.json {
-		return a.printJSON(e)
-	}
-	var b strings.Builder
-	writeEvent(&b, e)
-	if _, err := io.WriteString(a.stdout, b.String()); err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
-	}
-	return nil
-}
-
-// writeEvent writes what is known, a line each: first what a person asks for,
-// then the columns of the row.
-func writeEvent(w io.Writer, e *eventAnswer) {
+// write writes what is known of an event, a line each: first what a person asks
+// for, then the columns of the row.
+func (e *eventAnswer) write(w io.Writer) {
 	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := lineWriter(lines)
 	line("event", fmt.Sprintf("%d, %s", e.ID, e.EventID))
@@ -57,15 +44,6 @@ func writeEvent(w io.Writer, e *eventAnswer) {
 	writeAudit(w, e.Audit)
 }
 
-// lineWriter writes a name and what there is to say, if anything, a line each.
-func lineWriter(w io.Writer) func(name, text string) {
-	return func(name, text string) {
-		if text != "" {
-			fmt.Fprintf(w, "%s\t%s\n", name, printable(text))
-		}
-	}
-}
-
 func (e *eventAnswer) errorText() string {
 	text := e.ErrorCode
 	if e.Effects != nil && e.Effects.ErrorClass != "" {
@@ -80,11 +58,7 @@ func (e *eventAnswer) errorText() string {
 
 // writeRow writes the columns of the row.
 func (e *eventAnswer) writeRow(line func(name, text string)) {
-	moment := func(name string, m operate.Moment) {
-		if m.IsSet() {
-			line(name, momentText(m, e.At))
-		}
-	}
+	moment := momentWriter(line, e.At)
 	line("aggregate", e.AggregateType+" "+e.AggregateID)
 	line("event type", e.EventType)
 	line("topic", e.topicText())

@@ -129,7 +129,7 @@ func (k *kitAct) verdict(results []operate.KitResult) error {
 
 // print shows what became of each.
 func (k *kitAct) print(c *config.Config, picked operate.KitPicked, results []operate.KitResult, dryRun bool) error {
-	answer := actAnswer{V: 1, At: time.Now().UTC(), Pipeline: c.Pipeline, Action: string(k.action), DryRun: dryRun,
+	answer := actAnswer{envelope: newEnvelope(c.Pipeline, time.Now().UTC()), Action: string(k.action), DryRun: dryRun,
 		Matched: picked.Matched, Total: picked.Total}
 	items := make([]kitItem, len(results))
 	rows := make([][]string, len(results))
@@ -145,7 +145,7 @@ func (k *kitAct) print(c *config.Config, picked operate.KitPicked, results []ope
 	if answer.Changed > 0 && k.note != "" {
 		note = "; " + k.note
 	}
-	return k.app.printAct(answer, k.header, rows, note)
+	return k.app.printTable(answer, k.header, rows, answer.summary()+note)
 }
 
 // kitItem is what became of a quarantined record or a receipt. Null is not

@@ -8,12 +8,10 @@ import (
 	"github.com/cdc-relay/cdc-relay/internal/operate"
 )
 
-// listAnswer is the envelope of a list that may go on.
+// listAnswer is a list that may go on.
 type listAnswer struct {
-	V        int       `json:"v"`
-	At       time.Time `json:"at"`
-	Pipeline string    `json:"pipeline"`
-	Items    any       `json:"items"`
+	envelope
+	Items any `json:"items"`
 	// After is what to give to --after for what follows; null: nothing does.
 	After *int64 `json:"after"`
 	// Walked is how many of the newest rows were looked at; null: the rows come
@@ -29,24 +27,8 @@ func printList[T any](a *app, c *config.Config, list *operate.List, header []str
 	for i := range list.Rows {
 		items[i], cells[i] = item(&list.Rows[i], list.At)
 	}
-	if a.json {
-		return a.printJSON(listAnswer{1, list.At, c.Pipeline, items, positive(list.Page.After), positive(list.Page.Walked)})
-	}
-	if err := a.printItems(c.Pipeline, items, header, cells); err != nil {
-		return err
-	}
-	return a.printLine(pageNote(list.Page))
-}
-
-// printLine shows a line below a table; "" is none.
-func (a *app) printLine(text string) error {
-	if text == "" {
-		return nil
-	}
-	if _, err := fmt.Fprintln(a.stdout, text); err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
-	}
-	return nil
+	answer := listAnswer{newEnvelope(c.Pipeline, list.At), items, positive(list.Page.After), positive(list.Page.Walked)}
+	return a.printTable(answer, header, cells, pageNote(list.Page))
 }
 
 // pageNote says that there may be more.

@@ -195,14 +195,14 @@ func TestExitCode(t *testing.T) {
 }
 
 // panicking is an output that a defect hides behind.
-type panicking struct{ bytes.Buffer }
+type panicking struct{}
 
-func (*panicking) Write([]byte) (int, error) { panic("broken\npart") }
+func (panicking) Write([]byte) (int, error) { panic("broken\npart") }
 
 func TestPanicIsOneLine(t *testing.T) {
 	t.Parallel()
 	var stderr bytes.Buffer
-	if code := execute(context.Background(), []string{"version"}, nil, &panicking{}, &stderr); code != 70 {
+	if code := execute(context.Background(), []string{"version"}, nil, panicking{}, &stderr); code != 70 {
 		t.Errorf("exit code %d, want 70", code)
 	}
 	lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")

@@ -219,8 +219,6 @@ func (a *app) printQuarantine(c *config.Config, list *operate.QuarantineList) er
 		items[i] = newQuarantineItem(&list.Rows[i], list.At)
 		rows[i] = items[i].cells()
 	}
-	if a.json {
-		return a.printJSON(listAnswer{1, list.At, c.Pipeline, items, positive(list.After), nil})
-	}
-	return errors.Join(a.printItems(c.Pipeline, nil, quarantineHeader, rows), a.printLine(pageNote(operate.Page{After: list.After})))
+	answer := listAnswer{newEnvelope(c.Pipeline, list.At), items, positive(list.After), nil}
+	return a.printTable(answer, quarantineHeader, rows, pageNote(operate.Page{After: list.After}))
 }

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -35,7 +33,8 @@ func (a *app) quarantineShowCommand(kit *kitFlags) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.printQuarantined(newQuarantineAnswer(c.Pipeline, detail, payload))
+				answer := newQuarantineAnswer(c.Pipeline, detail, payload)
+				return a.print(answer, answer.write)
 			})
 		},
 	}
@@ -45,9 +44,7 @@ func (a *app) quarantineShowCommand(kit *kitFlags) *cobra.Command {
 
 // quarantineAnswer is all that is told of a quarantined record.
 type quarantineAnswer struct {
-	V        int       `json:"v"`
-	At       time.Time `json:"at"`
-	Pipeline string    `json:"pipeline"`
+	envelope
 	quarantineItem
 	Meaning      string        `json:"meaning"`
 	ErrorMeaning string        `json:"error_meaning"`
@@ -65,7 +62,7 @@ type shownHeader struct {
 }
 
 func newQuarantineAnswer(pipeline string, d *operate.QuarantineDetail, payload bool) *quarantineAnswer {
-	a := &quarantineAnswer{V: 1, At: d.At, Pipeline: pipeline, quarantineItem: newQuarantineItem(&d.Quarantined, d.At),
+	a := &quarantineAnswer{envelope: newEnvelope(pipeline, d.At), quarantineItem: newQuarantineItem(&d.Quarantined, d.At),
 		Meaning: d.Meaning(), ErrorMeaning: operate.ExplainQuarantine(d.Code).Meaning, NextSteps: notNil(d.NextSteps())}
 	if !d.HeadersUnreadable {
 		a.Headers = []shownHeader{}
@@ -87,19 +84,6 @@ func newQuarantineAnswer(pipeline string, d *operate.QuarantineDetail, payload b
 	return a
 }
 
-// printQuarantined shows a record as JSON, or for people.
-func (a *app) printQuarantined(q *quarantineAnswer) error {
-	if a.json {
-		return a.printJSON(q)
-	}
-	var b strings.Builder
-	q.write(&b)
-	if _, err := io.WriteString(a.stdout, b.String()); err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
-	}
-	return nil
-}
-
 func (q *quarantineAnswer) write(w io.Writer) {
 	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := lineWriter(lines)
@@ -111,11 +95,7 @@ func (q *quarantineAnswer) write(w io.Writer) {
 		line("next step", text)
 	}
 	line("from", fmt.Sprintf("topic %s, partition %d, offset %d", q.Topic, q.Partition, q.Offset))
-	moment := func(name string, m operate.Moment) {
-		if m.IsSet() {
-			line(name, momentText(m, q.At))
-		}
-	}
+	moment := momentWriter(line, q.At)
 	moment("record time", q.RecordTime)
 	line("event", textOr(q.EventID))
 	if q.OutboxID != nil {

@@ -254,9 +254,6 @@ func (a *app) printReceipts(c *config.Config, list *operate.ReceiptList) error {
 		items[i] = newReceiptItem(&list.Rows[i], list.At)
 		rows[i] = items[i].cells(list.At)
 	}
-	if a.json {
-		return a.printJSON(receiptAnswer{1, list.At, c.Pipeline, items, list.More, list.Walked})
-	}
 	note := ""
 	switch {
 	case list.More:
@@ -264,15 +261,13 @@ func (a *app) printReceipts(c *config.Config, list *operate.ReceiptList) error {
 	case list.Walked:
 		note = fmt.Sprintf("only the newest %d receipts were looked at", operate.MaxWalk)
 	}
-	return errors.Join(a.printItems(c.Pipeline, nil, receiptHeader, rows), a.printLine(note))
+	return a.printTable(receiptAnswer{newEnvelope(c.Pipeline, list.At), items, list.More, list.Walked}, receiptHeader, rows, note)
 }
 
-// receiptAnswer is the envelope of a list of receipts.
+// receiptAnswer is a list of receipts.
 type receiptAnswer struct {
-	V        int           `json:"v"`
-	At       time.Time     `json:"at"`
-	Pipeline string        `json:"pipeline"`
-	Items    []receiptItem `json:"items"`
-	More     bool          `json:"more"`   // there are more than --limit
-	Walked   bool          `json:"walked"` // older ones were not looked at
+	envelope
+	Items  []receiptItem `json:"items"`
+	More   bool          `json:"more"`   // there are more than --limit
+	Walked bool          `json:"walked"` // older ones were not looked at
 }

@@ -62,20 +62,14 @@ func (a *app) printShownReceipts(c *config.Config, list *operate.ReceiptList) er
 	for i := range list.Rows {
 		items[i] = newShownReceipt(&list.Rows[i], list.At)
 	}
-	if a.json {
-		return a.printJSON(answer{V: 1, At: list.At, Pipeline: c.Pipeline, Items: items})
-	}
-	var b strings.Builder
-	for i := range items {
-		if i > 0 {
-			b.WriteString("\n")
+	return a.print(answer{newEnvelope(c.Pipeline, list.At), items}, func(w io.Writer) {
+		for i := range items {
+			if i > 0 {
+				fmt.Fprintln(w)
+			}
+			items[i].write(w, list.At)
 		}
-		items[i].write(&b, list.At)
-	}
-	if _, err := io.WriteString(a.stdout, b.String()); err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
-	}
-	return nil
+	})
 }
 
 func (s *shownReceipt) write(w io.Writer, at time.Time) {
@@ -91,11 +85,7 @@ func (s *shownReceipt) write(w io.Writer, at time.Time) {
 	for _, text := range s.NextSteps {
 		line("next step", text)
 	}
-	moment := func(name string, m operate.Moment) {
-		if m.IsSet() {
-			line(name, momentText(m, at))
-		}
-	}
+	moment := momentWriter(line, at)
 	moment("created", s.CreatedAt)
 	line("attempts", fmt.Sprint(s.Attempts))
 	moment("next attempt", s.NextAttemptAt)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -108,15 +107,15 @@ type slotItem struct {
 
 func newSlotItem(name string, st *slot.State, server pg.Server) slotItem {
 	item := slotItem{
-		Name: name, Plugin: st.Plugin, Active: st.Active, ActivePID: st.ActivePID, ApplicationName: orNil(st.ApplicationName),
-		Confirmed: orNil(st.Confirmed), Restart: orNil(st.Restart), Saved: orNil(st.Saved),
-		RetainedBytes: st.RetainedBytes, SafeBytes: st.SafeBytes, WALStatus: orNil(st.WALStatus), Invalidation: orNil(st.Invalidation),
+		Name: name, Plugin: st.Plugin, Active: st.Active, ActivePID: st.ActivePID, ApplicationName: orNull(st.ApplicationName),
+		Confirmed: orNull(st.Confirmed), Restart: orNull(st.Restart), Saved: orNull(st.Saved),
+		RetainedBytes: st.RetainedBytes, SafeBytes: st.SafeBytes, WALStatus: orNull(st.WALStatus), Invalidation: orNull(st.Invalidation),
 		Failover: st.Failover, Synced: st.Synced,
-		Timeline: st.Timeline, Epoch: st.Epoch, Owner: orNil(st.Owner), LeaseUntil: st.LeaseUntil,
+		Timeline: st.Timeline, Epoch: st.Epoch, Owner: orNull(st.Owner), LeaseUntil: st.LeaseUntil,
 		ServerSystemID: systemText(server.SystemID), ServerTimeline: server.Timeline,
 	}
 	if st.SystemID != nil {
-		item.SystemID = orNil(systemText(uint64(*st.SystemID)))
+		item.SystemID = orNull(systemText(uint64(*st.SystemID)))
 	}
 	if item.LeaseUntil != nil {
 		utc := item.LeaseUntil.UTC()
@@ -127,19 +126,9 @@ func newSlotItem(name string, st *slot.State, server pg.Server) slotItem {
 
 func systemText(id uint64) string { return strconv.FormatUint(id, 10) }
 
-// orNil is nil for an empty text.
-func orNil(text string) *string {
-	if text == "" {
-		return nil
-	}
-	return &text
-}
-
 // slotAnswer is the answer as JSON.
 type slotAnswer struct {
-	V        int       `json:"v"`
-	At       time.Time `json:"at"`
-	Pipeline string    `json:"pipeline"`
+	envelope
 	slotItem
 }
 
@@ -158,31 +147,16 @@ func (a *app) slotShowCommand() *cobra.Command {
 					return err
 				}
 				item := newSlotItem(w.c.Slot.Name, st, w.server)
-				if a.json {
-					return a.printJSON(slotAnswer{1, time.Now().UTC(), w.c.Pipeline, item})
-				}
-				return a.printText(item.text())
+				return a.print(slotAnswer{newEnvelope(w.c.Pipeline, time.Now().UTC()), item}, item.write)
 			})
 		},
 	}
 }
 
-func (a *app) printText(text string) error {
-	if _, err := io.WriteString(a.stdout, text); err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
-	}
-	return nil
-}
-
-// text is the slot for people: a line each, without what is not there.
-func (i *slotItem) text() string {
-	var b strings.Builder
-	lines := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	line := func(name, text string) {
-		if text != "" {
-			fmt.Fprintf(lines, "%s\t%s\n", name, printable(text))
-		}
-	}
+// write writes the slot for people: a line each, without what is not there.
+func (i *slotItem) write(w io.Writer) {
+	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := lineWriter(lines)
 	line("name", i.Name)
 	line("plugin", i.Plugin)
 	line("active", strconv.FormatBool(i.Active))
@@ -207,7 +181,6 @@ func (i *slotItem) text() string {
 	line("server_system_identifier", i.ServerSystemID)
 	line("server_timeline", strconv.FormatUint(uint64(i.ServerTimeline), 10))
 	lines.Flush() // writes to a strings.Builder do not fail
-	return b.String()
 }
 
 // valueText is a value as text, "" for none.

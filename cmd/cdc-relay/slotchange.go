@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -48,12 +49,10 @@ const (
 // slotChange is the answer as JSON. What does not belong to the command is
 // left out.
 type slotChange struct {
-	V               int       `json:"v"`
-	At              time.Time `json:"at"`
-	Pipeline        string    `json:"pipeline"`
-	Result          string    `json:"result"`
-	Name            string    `json:"name"`
-	ConsistentPoint string    `json:"consistent_point,omitempty"`
+	envelope
+	Result          string `json:"result"`
+	Name            string `json:"name"`
+	ConsistentPoint string `json:"consistent_point,omitempty"`
 	*adoptedItem
 	*advancedItem
 }
@@ -72,11 +71,8 @@ type advancedItem struct {
 
 // print shows what became of the slot; text is the same for people.
 func (w *slotWork) print(change slotChange, text string) error {
-	if !w.app.json {
-		return w.app.printText(text + "\n")
-	}
-	change.V, change.At, change.Pipeline, change.Name = 1, time.Now().UTC(), w.c.Pipeline, w.c.Slot.Name
-	return w.app.printJSON(change)
+	change.envelope, change.Name = newEnvelope(w.c.Pipeline, time.Now().UTC()), w.c.Slot.Name
+	return w.app.print(change, func(out io.Writer) { fmt.Fprintln(out, text) })
 }
 
 // decide tells whether to go on: not in a dry run, and not unless the slot's

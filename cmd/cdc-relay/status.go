@@ -52,7 +52,7 @@ func (a *app) showStatus(ctx context.Context, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	return a.printStatus(answer)
+	return a.print(answer, answer.write)
 }
 
 // watchStatus shows the status again and again until ctx ends. What fails is
@@ -87,10 +87,8 @@ func (a *app) watchStatus(ctx context.Context, c *config.Config, every time.Dura
 // status is the answer. Pointers are null where nothing is known, or there is
 // no such value. Fields are only added.
 type status struct {
-	V        int       `json:"v"`
-	At       time.Time `json:"at"`
-	Pipeline string    `json:"pipeline"`
-	Source   string    `json:"source"` // relay, or database
+	envelope
+	Source string `json:"source"` // relay, or database
 	// State is the relay's, "unknown" from the database.
 	State  string     `json:"state"`
 	Since  *time.Time `json:"since"`
@@ -219,7 +217,7 @@ func fromRelay(live *monitor.Document) *status {
 		return nil
 	}
 	s := &status{
-		V: 1, At: live.At, Pipeline: live.Pipeline, Source: "relay",
+		envelope: newEnvelope(live.Pipeline, live.At), Source: "relay",
 		State: live.State, Since: &live.Since, Reason: live.Reason, What: live.What, Remedy: live.Remedy,
 		Leader: &live.Leader, LeaderInstance: live.LeaderInstance, Epoch: live.Epoch, Slot: live.Slot,
 		InflightEvents: figure("inflight_events"), InflightBytes: figure("inflight_bytes"),
@@ -258,7 +256,7 @@ func fromRelay(live *monitor.Document) *status {
 // the reason.
 func fromDatabase(c *config.Config, sample *sampler.Sample, unanswered error) *status {
 	s := &status{
-		V: 1, At: sample.At.UTC(), Pipeline: c.Pipeline, Source: "database",
+		envelope: newEnvelope(c.Pipeline, sample.At.UTC()), Source: "database",
 		State: "unknown", What: unanswered.Error(),
 		Remedy:         "this is what the database says; run this command where the relay runs, or start one: cdc-relay run",
 		LeaderInstance: sample.Lease.Instance, Epoch: sample.Lease.Epoch,

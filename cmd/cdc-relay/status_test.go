@@ -102,7 +102,7 @@ func TestWriteStatus(t *testing.T) {
 		want   string
 	}{
 		{"standby whose last sample failed", status{
-			At: at, Pipeline: "p", Source: "relay", Slot: "s", State: "standby", Since: to(at.Add(-time.Second)), Leader: to(false),
+			envelope: newEnvelope("p", at), Source: "relay", Slot: "s", State: "standby", Since: to(at.Add(-time.Second)), Leader: to(false),
 		}, `pipeline  p, slot s (source: relay, 2026-01-02T03:04:05Z)
 state     standby for 1.0 s
 leader    nobody holds the lease
@@ -110,7 +110,7 @@ leader    nobody holds the lease
 rows are not known: the last look at the database failed; see the log of the relay
 `},
 		{"standby", status{
-			At: at, Pipeline: "p", Source: "relay", Slot: "s", State: "standby", Since: &at, Leader: to(false), LeaderInstance: "other/2",
+			envelope: newEnvelope("p", at), Source: "relay", Slot: "s", State: "standby", Since: &at, Leader: to(false), LeaderInstance: "other/2",
 			Epoch: 3, WALStatus: "lost", SlotActive: to(false), SafeBytes: to(0.0), RowsComplete: true,
 			Rows: []statusRow{{Status: "SENT", StatusCode: 2, Count: 5}},
 		}, `pipeline  p, slot s (source: relay, 2026-01-02T03:04:05Z)
@@ -122,7 +122,7 @@ STATUS  KIND  ROWS  OLDEST
 SENT          5     
 `},
 		{"leader that the sampler has not seen", status{
-			At: at, Pipeline: "p", Source: "relay", Slot: "s", State: "streaming", Since: &at, Leader: to(true), Epoch: 3,
+			envelope: newEnvelope("p", at), Source: "relay", Slot: "s", State: "streaming", Since: &at, Leader: to(true), Epoch: 3,
 		}, `pipeline  p, slot s (source: relay, 2026-01-02T03:04:05Z)
 state     streaming for 0.0 s
 leader    the relay that answers, epoch 3
@@ -134,7 +134,7 @@ rows are not known: the last look at the database failed; see the log of the rel
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			var b strings.Builder
-			writeStatus(&b, &tt.status)
+			tt.status.write(&b)
 			if diff := cmp.Diff(tt.want, b.String()); diff != "" {
 				t.Errorf("text (-want +got):\n%s", diff)
 			}

@@ -11,27 +11,10 @@ import (
 	"github.com/jackc/pglogrepl"
 )
 
-// printStatus shows a status as JSON, or for people.
-func (a *app) printStatus(s *status) error {
-	if a.json {
-		return a.printJSON(s)
-	}
-	var b strings.Builder
-	writeStatus(&b, s)
-	if _, err := io.WriteString(a.stdout, b.String()); err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
-	}
-	return nil
-}
-
-// writeStatus writes what is known, a line each, and a table of the rows.
-func writeStatus(w io.Writer, s *status) {
+// write writes what is known, a line each, and a table of the rows.
+func (s *status) write(w io.Writer) {
 	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(name, text string) {
-		if text != "" {
-			fmt.Fprintf(lines, "%s\t%s\n", name, printable(text))
-		}
-	}
+	line := lineWriter(lines)
 	line("pipeline", fmt.Sprintf("%s, slot %s (source: %s, %s)", s.Pipeline, s.Slot, s.Source, s.At.UTC().Format(time.RFC3339)))
 	line("state", s.stateText())
 	line("reason", s.Reason)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"time"
 
@@ -214,18 +215,13 @@ const (
 
 // repinAnswer is the answer as JSON.
 type repinAnswer struct {
-	V        int       `json:"v"`
-	At       time.Time `json:"at"`
-	Pipeline string    `json:"pipeline"`
-	Result   string    `json:"result"`
+	envelope
+	Result string `json:"result"`
 	topicItem
 }
 
 func (a *app) printRepin(c *config.Config, topic operate.Topic, present int, result string) error {
 	item := newTopicItem(topic, map[string]int{topic.Name: present})
-	if a.json {
-		return a.printJSON(repinAnswer{1, time.Now().UTC(), c.Pipeline, result, item})
-	}
 	const effect = "once the leader has drained the topic, its keys are spread over %d partitions instead of %d;\n" +
 		"most keys move: let consumers catch up if they must not see a later event of a key first\n"
 	text := map[string]string{
@@ -233,8 +229,6 @@ func (a *app) printRepin(c *config.Config, topic operate.Topic, present int, res
 		repinPossible: fmt.Sprintf("topic %s can be repinned: "+effect, printable(topic.Name), present, topic.Pinned),
 		repinNeedless: fmt.Sprintf("topic %s has the %d partitions that its keys are spread over: nothing to do\n", printable(topic.Name), present),
 	}[result]
-	if _, err := fmt.Fprint(a.stdout, text); err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
-	}
-	return nil
+	answer := repinAnswer{newEnvelope(c.Pipeline, time.Now().UTC()), result, item}
+	return a.print(answer, func(w io.Writer) { fmt.Fprint(w, text) })
 }

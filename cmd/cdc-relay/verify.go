@@ -71,7 +71,7 @@ func (a *app) verify(cmd *cobra.Command, flags verifyFlags) error {
 			return err
 		}
 		answer := newVerifyAnswer(c, report)
-		if err := a.printVerified(answer); err != nil || answer.Fine {
+		if err := a.print(answer, answer.write); err != nil || answer.Fine {
 			return err
 		}
 		return &exitError{exitFindings, errors.New("verify found " + answer.found(false))}
@@ -105,9 +105,7 @@ func (a *app) lookAtAll(ctx context.Context, c *config.Config, filter operate.Fi
 
 // verifyAnswer is the answer as JSON.
 type verifyAnswer struct {
-	V        int            `json:"v"`
-	At       time.Time      `json:"at"`
-	Pipeline string         `json:"pipeline"`
+	envelope
 	Fine     bool           `json:"fine"`
 	Findings []findingItem  `json:"findings"`
 	Rows     rowsItem       `json:"rows"`
@@ -156,7 +154,7 @@ type topicScanned struct {
 }
 
 func newVerifyAnswer(c *config.Config, r *operate.Report) *verifyAnswer {
-	v := &verifyAnswer{V: 1, At: r.At, Pipeline: c.Pipeline, Fine: r.Fine(), Findings: []findingItem{}, Topics: []topicScanned{},
+	v := &verifyAnswer{envelope: newEnvelope(c.Pipeline, r.At), Fine: r.Fine(), Findings: []findingItem{}, Topics: []topicScanned{},
 		Rows:  rowsItem{r.Rows.Walked, r.Rows.From, r.Rows.To, positive(r.Rows.After), r.Rows.Parked, r.Rows.ParkedComplete, r.Rows.OnTheWay},
 		Notes: append([]string{}, r.Notes...)}
 	for _, f := range r.Findings {

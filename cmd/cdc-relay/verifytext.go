@@ -9,16 +9,6 @@ import (
 	"time"
 )
 
-// printVerified shows the answer as JSON, or for people.
-func (a *app) printVerified(v *verifyAnswer) error {
-	if a.json {
-		return a.printJSON(v)
-	}
-	var b strings.Builder
-	v.write(&b)
-	return a.printText(b.String())
-}
-
 // write is the answer for people: what was found, what to do about it, what was
 // looked at, and last of all the verdict.
 func (v *verifyAnswer) write(w io.Writer) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"runtime"
 	"runtime/debug"
 
@@ -48,15 +49,9 @@ func (a *app) versionCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			b := thisBuild()
-			if a.json {
-				return a.printJSON(b)
-			}
-			_, err := fmt.Fprintf(a.stdout, "cdc-relay %s, revision %s, %s, schema %d to %d\n",
-				b.Version, b.Revision, b.Go, b.SchemaMin, b.SchemaMax)
-			if err != nil {
-				return fmt.Errorf("writing the answer: %w", err)
-			}
-			return nil
+			return a.print(b, func(w io.Writer) {
+				fmt.Fprintf(w, "cdc-relay %s, revision %s, %s, schema %d to %d\n", b.Version, b.Revision, b.Go, b.SchemaMin, b.SchemaMax)
+			})
 		},
 	}
 }
