@@ -103,6 +103,32 @@ func TestStaleEpochWritesNothing(t *testing.T) {
 	})
 }
 
+// TestKilledWhileItsWriteBackHangs: what a dead relay has asked of the server
+// ends soon after it, whatever it waits for, so that another one can lead.
+func TestKilledWhileItsWriteBackHangs(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		b := harness.NewBed(t, db, harness.Options{Kafka: harness.Shared(t), Config: relayproc.Config{"postgres.statement_timeout": "10m"}})
+		first := b.StartStreaming(nil)
+		b.Write(100, 10)
+		b.Settle()
+		second := b.Start(nil)
+		second.WaitState("standby")
+		b.Exec(`CREATE TABLE hang ()`)
+		b.Exec(`CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			LOOP PERFORM FROM public.hang; EXIT WHEN NOT FOUND; PERFORM pg_catalog.pg_sleep(0.05); END LOOP; RETURN NEW; END $$`)
+		b.Exec(`CREATE TRIGGER hang BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION hang()`)
+		b.Exec(`INSERT INTO hang DEFAULT VALUES`)
+		b.Insert(harness.Row("order", "order-1", "{}"))
+		other := b.Conn()
+		b.Wait("a write-back to hold the fence", func() bool { return fenceIsHeld(t, other) })
+		first.Kill()
+		second.WaitState("streaming")
+		b.Exec(`DELETE FROM hang`)
+		b.Finish(harness.Allow{Duplicates: 1})
+	})
+}
+
 // holdBackSENT lets every update of an outbox row wait until release is called.
 func holdBackSENT(t *testing.T, b *harness.Bed) (release func()) {
 	t.Helper()

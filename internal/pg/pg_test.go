@@ -73,7 +73,7 @@ func TestSettingsArePinned(t *testing.T) {
 					"transaction_isolation": "read committed", "transaction_read_only": "off",
 					"statement_timeout": "30s", "lock_timeout": "500ms", "idle_in_transaction_session_timeout": "1min",
 					"idle_session_timeout": "0", "search_path": "pg_catalog", "enable_seqscan": "off",
-					"synchronous_commit": test.want,
+					"synchronous_commit": test.want, "client_connection_check_interval": "1s",
 				}
 				if db.Version >= 17 {
 					want["transaction_timeout"] = "0"

@@ -27,8 +27,10 @@ func (s Server) Identity() event.Session {
 
 // proveSQL asks who the server is and pins what cannot go into the startup
 // message: an asynchronous commit would let SENT be lost behind a confirmed
-// position, and transaction_timeout is unknown before 17. In recovery there is
-// no current position to take the timeline from.
+// position, and transaction_timeout is unknown before 17. A statement that waits
+// (in somebody's trigger, say) ends soon after its client has died, where the
+// server can see that: on Windows it refuses to look. In recovery there is no
+// current position to take the timeline from.
 const proveSQL = `
 SELECT c.system_identifier, r.recovering,
        CASE WHEN r.recovering THEN 0
@@ -36,7 +38,8 @@ SELECT c.system_identifier, r.recovering,
        v.num,
        pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
        CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', false) END,
-       CASE WHEN v.num >= 170000 THEN set_config('transaction_timeout', '0', false) END
+       CASE WHEN v.num >= 170000 THEN set_config('transaction_timeout', '0', false) END,
+       CASE WHEN version() !~* 'msvc|visual c|mingw|windows' THEN set_config('client_connection_check_interval', '1s', false) END
   FROM pg_control_system() c,
        (SELECT pg_is_in_recovery() AS recovering) r,
        (SELECT current_setting('server_version_num')::int AS num) v`
@@ -50,8 +53,8 @@ func Prove(ctx context.Context, conn *pgx.Conn, expect *event.Session) (Server, 
 	var s Server
 	var system, timeline, next int64
 	var recovering bool
-	var syncCommit, txTimeout *string
-	err := conn.QueryRow(ctx, proveSQL).Scan(&system, &recovering, &timeline, &s.Version, &next, &syncCommit, &txTimeout)
+	var syncCommit, txTimeout, checkInterval *string
+	err := conn.QueryRow(ctx, proveSQL).Scan(&system, &recovering, &timeline, &s.Version, &next, &syncCommit, &txTimeout, &checkInterval)
 	if err != nil {
 		return Server{}, fmt.Errorf("asking PostgreSQL who it is: %w", Explain(err))
 	}
