@@ -94,6 +94,22 @@ func parseEvents(texts []string) ([]outbox.ID, error) {
 	return ids, nil
 }
 
+// parseStatuses reads --status; without it there are those by default.
+func parseStatuses(names []string, byDefault []outbox.Status) ([]outbox.Status, error) {
+	if len(names) == 0 {
+		return byDefault, nil
+	}
+	var statuses []outbox.Status
+	for _, name := range names {
+		status, err := operate.ParseStatus(name)
+		if err != nil {
+			return nil, err
+		}
+		statuses = append(statuses, status)
+	}
+	return statuses, nil
+}
+
 func (f *filterFlags) parseLists(filter *operate.Filter, args []string) error {
 	for _, text := range args {
 		if err := filter.AddID(text); err != nil {
@@ -105,15 +121,6 @@ func (f *filterFlags) parseLists(filter *operate.Filter, args []string) error {
 		return err
 	}
 	filter.EventIDs = append(filter.EventIDs, events...)
-	if len(f.statuses) > 0 {
-		filter.Statuses = nil
-	}
-	for _, name := range f.statuses {
-		status, err := operate.ParseStatus(name)
-		if err != nil {
-			return err
-		}
-		filter.Statuses = append(filter.Statuses, status)
-	}
-	return nil
+	filter.Statuses, err = parseStatuses(f.statuses, filter.Statuses)
+	return err
 }

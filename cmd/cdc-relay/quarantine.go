@@ -59,9 +59,9 @@ func (f *quarantineFlags) parse(args []string, now time.Time, states ...operate.
 	filter := f.filter
 	filter.IDs = append([]int64{}, f.filter.IDs...)
 	for _, text := range args {
-		id, err := strconv.ParseInt(text, 10, 64)
+		id, err := parseRecordID(text)
 		if err != nil {
-			return filter, usageError(fmt.Errorf("%q is no id; write the number of a record, as cdc-relay quarantine list shows it", text))
+			return filter, usageError(err)
 		}
 		filter.IDs = append(filter.IDs, id)
 	}
@@ -87,6 +87,15 @@ func (f *quarantineFlags) parse(args []string, now time.Time, states ...operate.
 		return filter, usageError(err)
 	}
 	return filter, nil
+}
+
+// parseRecordID reads the number of a quarantined record.
+func parseRecordID(text string) (int64, error) {
+	id, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no id; write the number of a record, as cdc-relay quarantine list shows it", text)
+	}
+	return id, nil
 }
 
 func (a *app) quarantineListCommand(kit *kitFlags) *cobra.Command {

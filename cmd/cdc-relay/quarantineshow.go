@@ -21,9 +21,9 @@ func (a *app) quarantineShowCommand(kit *kitFlags) *cobra.Command {
 		Short: "Tell where a record is from, why it is here, and what to do",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := strconv.ParseInt(args[0], 10, 64)
+			id, err := parseRecordID(args[0])
 			if err != nil {
-				return usageError(fmt.Errorf("%q is no id; write the number of a record, as cdc-relay quarantine list shows it", args[0]))
+				return usageError(err)
 			}
 			return a.withKit(cmd, kit, func(ctx context.Context, c *config.Config, k *operate.Kit) error {
 				detail, err := k.ShowQuarantined(ctx, id)

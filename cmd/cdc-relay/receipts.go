@@ -57,10 +57,6 @@ func addReceiptFilter(cmd *cobra.Command, limit int) *receiptFlags {
 func (f *receiptFlags) parse(args []string, now time.Time) (operate.ReceiptFilter, error) {
 	filter := f.filter
 	filter.Open = !f.waived
-	filter.Statuses = []outbox.Status{outbox.Failed}
-	if len(f.statuses) > 0 {
-		filter.Statuses = nil
-	}
 	err := f.parseLists(&filter, args)
 	if err == nil {
 		filter.Since, filter.Until, err = parseSpan(f.since, f.until, now)
@@ -89,14 +85,8 @@ func (f *receiptFlags) parseLists(filter *operate.ReceiptFilter, args []string) 
 	for _, id := range events {
 		filter.Keys = append(filter.Keys, operate.ReceiptKey{EventID: id})
 	}
-	for _, name := range f.statuses {
-		status, err := operate.ParseStatus(name)
-		if err != nil {
-			return err
-		}
-		filter.Statuses = append(filter.Statuses, status)
-	}
-	return nil
+	filter.Statuses, err = parseStatuses(f.statuses, []outbox.Status{outbox.Failed})
+	return err
 }
 
 func (a *app) receiptsListCommand(kit *kitFlags) *cobra.Command {
