@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/segmentio/kafka-go/sasl"
+
+	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
 )
 
 // Config is what every consumer needs.
@@ -66,6 +68,7 @@ type options struct {
 	ambiguity       Policy
 	keyTTL          time.Duration
 	quarantineTopic string
+	quarantineNames HeaderNames
 	floodLimit      int
 	floodWindow     time.Duration
 	middleware      []Middleware
@@ -188,6 +191,23 @@ func Ambiguity(p Policy) Option { return func(o *options) { o.ambiguity = p } }
 // row is written. The row is what counts.
 func Quarantine(topic string) Option { return func(o *options) { o.quarantineTopic = topic } }
 
+// QuarantineHeaders adds headers to the copies, under the names of others, for
+// tools that know these.
+func QuarantineHeaders(names HeaderNames) Option {
+	return func(o *options) { o.quarantineNames = names }
+}
+
+// HeaderNames are the names of headers by which tools tell where a copy of a
+// record came from and why. Stack traces are never among them, and what is the
+// class of an exception elsewhere is our code.
+type HeaderNames uint8
+
+// Names for [QuarantineHeaders]. The cdcr-* ones are always there.
+const (
+	SpringNames  = HeaderNames(group.Spring)  // kafka_dlt-*, numbers in big-endian bytes, as Spring for Apache Kafka
+	ConnectNames = HeaderNames(group.Connect) // __connect.errors.*, numbers as text, as Kafka Connect
+)
+
 // QuarantineLimit blocks a partition that would quarantine more than n records
 // within d, 20 in a minute by default: then it is not the records that are
 // wrong.
@@ -248,6 +268,10 @@ func (o *options) validate() error {
 		}
 	}
 	switch {
+	case o.quarantineNames != 0 && o.quarantineTopic == "":
+		return errors.New("option QuarantineHeaders: with Quarantine only, as it is about the copies")
+	case o.quarantineNames > ConnectNames:
+		return errors.New("option QuarantineHeaders: want SpringNames or ConnectNames")
 	case o.floodWindow <= 0:
 		return errors.New("option QuarantineLimit: want a time above 0")
 	case o.revokeGrace > maxGrace:

@@ -65,7 +65,9 @@ func (c *Consumer) quarantineItem(ctx context.Context, it *item) {
 	c.log.Error("a record is in the quarantine", "event_id", it.ev.ID, "topic", it.rec.Topic, "partition", it.rec.Number,
 		"offset", it.rec.Offset, "code", it.bad.reason, "reason", it.bad.message)
 	if c.copier != nil {
-		if err := c.copier.Send(ctx, group.Copy{Record: it.rec, Group: c.cfg.Group, Code: it.bad.reason, At: time.Now()}); err != nil {
+		if err := c.copier.Send(ctx, group.Copy{
+			Record: it.rec, Group: c.cfg.Group, Code: it.bad.reason, Message: it.bad.message, At: time.Now(), Also: group.Names(c.opt.quarantineNames),
+		}); err != nil {
 			c.log.Warn("the copy of a quarantined record was not sent; its row is written", "topic", it.rec.Topic,
 				"partition", it.rec.Number, "offset", it.rec.Offset, "err", err)
 		}

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"testing"
 
@@ -99,5 +100,54 @@ func TestRunConsumesATopicAndLeavesNothing(t *testing.T) {
 		if committed[p] != end {
 			t.Errorf("partition %d: offset %d is committed, the log ends at %d", p, committed[p], end)
 		}
+	}
+}
+
+// TestCopiesOfQuarantinedRecords are in the topic, under names that other tools
+// know as well, after the rows.
+func TestCopiesOfQuarantinedRecords(t *testing.T) {
+	t.Parallel()
+	dlq := kafkatest.Name(t)
+	b := newKafkaBed(t, func(context.Context, *Event) error { return nil }, Quarantine(dlq), QuarantineHeaders(SpringNames))
+	kafkatest.Create(t, b.broker, dlq, 1, nil)
+	client, err := kgo.NewClient(kgo.SeedBrokers(b.broker), kgo.DefaultProduceTopic(b.topic))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	bad := &kgo.Record{Key: []byte("k\x00"), Value: []byte("v\xff"), Headers: []kgo.RecordHeader{{Key: "other", Value: []byte("h")}}}
+	if err := client.ProduceSync(t.Context(), bad).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	gone := make(chan error, 1)
+	go func() { gone <- b.c.Run(ctx) }()
+	var copies []*kgo.Record
+	pgtest.Eventually(t, "the copy", func() bool {
+		copies = kafkatest.ReadAll(t, b.broker, dlq)
+		return len(copies) > 0
+	}, b.state)
+	stop()
+	if err := <-gone; err != nil {
+		t.Fatal(err)
+	}
+	if len(copies) != 1 || string(copies[0].Key) != "k\x00" || string(copies[0].Value) != "v\xff" {
+		t.Fatalf("copies %v, want one, byte for byte", copies)
+	}
+	got := map[string]string{}
+	for _, h := range copies[0].Headers {
+		got[h.Key] = string(h.Value)
+	}
+	place := binary.BigEndian.AppendUint32(nil, uint32(bad.Partition))
+	for name, want := range map[string]string{
+		"other": "h", "cdcr-orig-topic": b.topic, "cdcr-error-code": "NO_EVENT_ID", "kafka_dlt-original-topic": b.topic,
+		"kafka_dlt-original-partition": string(place), "kafka_dlt-exception-fqcn": "NO_EVENT_ID", "kafka_dlt-original-consumer-group": b.topic,
+	} {
+		if got[name] != want {
+			t.Errorf("header %s: %q, want %q", name, got[name], want)
+		}
+	}
+	if got["kafka_dlt-exception-message"] == "" {
+		t.Error("the copy has no sentence about what is wrong")
 	}
 }

@@ -2,6 +2,7 @@ package group
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
@@ -15,11 +16,24 @@ type Copy struct {
 	Record
 	// Group could not process it.
 	Group string
-	// Code is the reason, as in the quarantine row.
-	Code string
+	// Code is the reason and Message a sentence about it, as in the quarantine
+	// row.
+	Code, Message string
 	// At is when it was quarantined.
 	At time.Time
+	// Also are the names under which others look for the same.
+	Also Names
 }
+
+// Names are those of the headers that tell where a copy came from and why.
+type Names uint8
+
+// Ours are always there.
+const (
+	Ours    Names = iota
+	Spring        // kafka_dlt-*, as Spring for Apache Kafka writes them: numbers are big-endian
+	Connect       // __connect.errors.*, as the dead letter queue of Kafka Connect has them: numbers are text
+)
 
 // Copier sends copies of quarantined records to a topic. Safe for concurrent
 // use.
@@ -82,22 +96,39 @@ func (c *Copier) send(ctx context.Context, cp Copy) error {
 const copyTime = "2006-01-02T15:04:05.000000Z"
 
 // record is the copy as it is sent: key, value and headers byte for byte, then
-// the headers that tell where it came from and why.
+// the headers that tell where it came from and why. There is no exception: its
+// class is the code.
 func (cp Copy) record() kafka.Record {
 	r := kafka.Record{Time: cp.At, Key: kafka.NewBytes(cp.Key), Value: kafka.NewBytes(cp.Value)}
 	for _, h := range cp.Headers {
 		r.Headers = append(r.Headers, kafka.Header{Key: h.Name, Value: h.Value})
 	}
-	for _, h := range [][2]string{
-		{"cdcr-orig-topic", cp.Topic},
-		{"cdcr-orig-partition", strconv.Itoa(cp.Number)},
-		{"cdcr-orig-offset", strconv.FormatInt(cp.Offset, 10)},
-		{"cdcr-orig-timestamp", strconv.FormatInt(cp.Time.UnixMilli(), 10)},
-		{"cdcr-group", cp.Group},
-		{"cdcr-error-code", cp.Code},
-		{"cdcr-quarantined-at", cp.At.UTC().Format(copyTime)},
-	} {
-		r.Headers = append(r.Headers, kafka.Header{Key: h[0], Value: []byte(h[1])})
+	add := func(name string, value []byte) { r.Headers = append(r.Headers, kafka.Header{Key: name, Value: value}) }
+	text := func(name, value string) { add(name, []byte(value)) }
+	number, offset, at := strconv.Itoa(cp.Number), strconv.FormatInt(cp.Offset, 10), cp.Time.UnixMilli()
+	text("cdcr-orig-topic", cp.Topic)
+	text("cdcr-orig-partition", number)
+	text("cdcr-orig-offset", offset)
+	text("cdcr-orig-timestamp", strconv.FormatInt(at, 10))
+	text("cdcr-group", cp.Group)
+	text("cdcr-error-code", cp.Code)
+	text("cdcr-quarantined-at", cp.At.UTC().Format(copyTime))
+	switch cp.Also {
+	case Spring:
+		text("kafka_dlt-original-topic", cp.Topic)
+		add("kafka_dlt-original-partition", binary.BigEndian.AppendUint32(nil, uint32(cp.Number)))
+		add("kafka_dlt-original-offset", binary.BigEndian.AppendUint64(nil, uint64(cp.Offset)))
+		add("kafka_dlt-original-timestamp", binary.BigEndian.AppendUint64(nil, uint64(at)))
+		text("kafka_dlt-original-consumer-group", cp.Group)
+		text("kafka_dlt-exception-fqcn", cp.Code)
+		text("kafka_dlt-exception-message", cp.Message)
+	case Connect:
+		text("__connect.errors.topic", cp.Topic)
+		text("__connect.errors.partition", number)
+		text("__connect.errors.offset", offset)
+		text("__connect.errors.connector.name", cp.Group)
+		text("__connect.errors.exception.class.name", cp.Code)
+		text("__connect.errors.exception.message", cp.Message)
 	}
 	return r
 }

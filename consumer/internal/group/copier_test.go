@@ -27,9 +27,10 @@ func quarantined() Copy {
 				{"ce_id", []byte("not a UUID")}, {"null", nil}, {"empty", []byte{}}, {"twice", []byte("1")}, {"twice", []byte("2\x80")},
 			},
 		},
-		Group: "mailer",
-		Code:  "NO_EVENT_ID",
-		At:    time.Date(2026, 1, 2, 4, 4, 5, 678_900_499, time.FixedZone("east", 3600)),
+		Group:   "mailer",
+		Code:    "NO_EVENT_ID",
+		Message: "the record has no event id",
+		At:      time.Date(2026, 1, 2, 4, 4, 5, 678_900_499, time.FixedZone("east", 3600)),
 	}
 }
 
@@ -38,9 +39,11 @@ func quarantined() Copy {
 func TestCopyIsByteForByte(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*Copy){
-		"all":   func(*Copy) {},
-		"null":  func(c *Copy) { c.Key, c.Value, c.Headers = nil, nil, nil },
-		"empty": func(c *Copy) { c.Key, c.Value, c.Headers = []byte{}, []byte{}, nil },
+		"all":     func(*Copy) {},
+		"null":    func(c *Copy) { c.Key, c.Value, c.Headers = nil, nil, nil },
+		"empty":   func(c *Copy) { c.Key, c.Value, c.Headers = []byte{}, []byte{}, nil },
+		"spring":  func(c *Copy) { c.Headers, c.Also = nil, Spring },
+		"connect": func(c *Copy) { c.Headers, c.Also = nil, Connect },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
