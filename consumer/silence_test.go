@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,20 +25,10 @@ import (
 
 // through makes the consumer reach its database by a network that can fail it.
 // The test itself keeps its own way.
-func (b *bed) through(changes ...func(*pgxpool.Config)) *nettest.Network {
+func (b *bed) through(changes ...func(*pgxpool.Config)) (n *nettest.Network) {
 	b.t.Helper()
-	conf := b.pool.Config()
-	n := nettest.Listen(b.t, net.JoinHostPort(conf.ConnConfig.Host, strconv.Itoa(int(conf.ConnConfig.Port))))
 	b.setPool(func(conf *pgxpool.Config) {
-		host, port, err := net.SplitHostPort(n.Addr())
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		number, err := strconv.ParseUint(port, 10, 16)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		conf.ConnConfig.Host, conf.ConnConfig.Port = host, uint16(number)
+		n = nettest.Postgres(b.t, &conf.ConnConfig.Config)
 		for _, change := range changes {
 			change(conf)
 		}
@@ -114,8 +102,9 @@ func (b *bed) kept(id outbox.ID) row {
 	return b.receipt(id, b.c.opt.purpose)
 }
 
-// TestSilentDeathAtARenewal: all connections die while a handler runs. The claim
-// is renewed over a new one in time, so the handler does not notice.
+// TestSilentDeathAtARenewal: all connections die while a handler runs, twice. The
+// claim is renewed over a new one in time, so the handler does not
+// notice.
 func TestSilentDeathAtARenewal(t *testing.T) {
 	t.Parallel()
 	for name, opts := range ways {
@@ -123,15 +112,18 @@ func TestSilentDeathAtARenewal(t *testing.T) {
 			t.Parallel()
 			g, w := newGated(), newWatched()
 			b := newBed(t, 18, g.handle, append(slices.Clone(opts), Lease(9*time.Second), Metrics(w))...)
+			b.c.opt.statementWait = 2 * time.Minute // longer than the test waits: a ping must find out
 			n := b.through()
 			id := b.put("a")[0]
 			b.start()
 			<-g.entered
 			b.awaitRenewals(w, 1) // so that there is a connection for them
-			if n.Silence() < 2 {
-				t.Fatal("there are no connections for renewals and for all else")
+			for range 2 {
+				if n.Silence() < 2 {
+					t.Fatal("there are no connections for renewals and for all else")
+				}
+				b.awaitRenewals(w, 1)
 			}
-			b.awaitRenewals(w, 2)
 			if diff := cmp.Diff(row{outbox.Consuming, 1, 0, ""}, b.kept(id)); diff != "" {
 				t.Errorf("claim (-want +got):\n%s", diff)
 			}
@@ -301,10 +293,11 @@ func TestNetworkGoesAway(t *testing.T) {
 	}
 }
 
-// beside starts another line of the consumer, with records of its own.
-func (b *bed) beside() *records {
+// beside starts another line of the consumer, with the record of one event.
+func (b *bed) beside(id outbox.ID) *partition {
 	b.t.Helper()
 	log := &records{added: make(chan struct{})}
+	log.add(b.record(id, "fast"))
 	p := newPartition(b.c, group.Assignment{Partition: group.Partition{Topic: "t", Number: 1}}, log)
 	stop, gone := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -315,7 +308,7 @@ func (b *bed) beside() *records {
 		close(stop)
 		<-gone
 	})
-	return log
+	return p
 }
 
 // TestRenewalsBesideLockedRows: a person holds rows whose outcomes are to be
@@ -336,17 +329,21 @@ func TestRenewalsBesideLockedRows(t *testing.T) {
 			return slow.handle(ctx, ev)
 		case ev.Attempt == 1:
 			failed.Add(1)
-			<-fast
+			select {
+			case <-fast:
+			case <-ctx.Done():
+			}
 			return errors.New("not now")
 		}
 		return nil
-	}, Lease(3*time.Second), Metrics(w))
+	}, Lease(6*time.Second), Metrics(w))
 	b.setPool(func(conf *pgxpool.Config) { conf.MaxConns = connections })
 	id := b.put("slow")[0]
 	b.start()
-	ids := b.rows(outbox.Sent, numbered(lines)...)
+	ids := b.rows(outbox.Sent, slices.Repeat([]string{"fast"}, lines)...)
+	var others []*partition
 	for _, id := range ids {
-		b.beside().add(b.record(id, "fast"))
+		others = append(others, b.beside(id))
 	}
 	<-slow.entered
 	pgtest.Eventually(t, "all handlers to run", func() bool { return failed.Load() == lines }, b.state)
@@ -365,7 +362,7 @@ func TestRenewalsBesideLockedRows(t *testing.T) {
 			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n)
 		return err == nil && n == connections
 	}, b.state)
-	b.awaitRenewals(w, 7) // of the slow one alone: more than two leases
+	b.awaitRenewals(w, 4) // of the slow one alone, for longer than its first lease
 	b.want(id, row{outbox.Consuming, 1, 0, ""})
 	if err := person.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
@@ -373,8 +370,8 @@ func TestRenewalsBesideLockedRows(t *testing.T) {
 	slow.leave <- nil
 	b.await(1)
 	b.want(id, consumed(1))
-	for _, id := range ids {
-		pgtest.Eventually(t, "the others", func() bool { return b.row(id).Status == outbox.Consumed }, b.state)
+	for i, id := range ids {
+		pgtest.Eventually(t, "the others", func() bool { return others[i].position.Load() == 1 }, b.state)
 		b.want(id, row{outbox.Consumed, 2, 1, ""})
 	}
 	w.want(t, map[Outcome]int{Consumed: 1 + lines, FailedSystem: lines})

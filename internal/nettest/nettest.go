@@ -6,8 +6,11 @@ import (
 	"encoding/binary"
 	"net"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Network is what connections go through, to one server. It is safe for
@@ -33,6 +36,16 @@ func Listen(t testing.TB, server string) *Network {
 	n := &Network{server: server, listener: l, conns: map[*conn]struct{}{}}
 	n.wg.Go(n.accept)
 	t.Cleanup(n.Close)
+	return n
+}
+
+// Postgres makes a network to the server of a configuration, and changes that so
+// that it goes through the network.
+func Postgres(t testing.TB, conf *pgconn.Config) *Network {
+	t.Helper()
+	n := Listen(t, net.JoinHostPort(conf.Host, strconv.Itoa(int(conf.Port))))
+	at := n.listener.Addr().(*net.TCPAddr)
+	conf.Host, conf.Port = at.IP.String(), uint16(at.Port)
 	return n
 }
 

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+	"github.com/cdc-relay/cdc-relay/internal/nettest"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
 
@@ -130,5 +132,61 @@ func TestAHookThatFails(t *testing.T) {
 	defer pool.Close()
 	if _, err := pool.Exec(t.Context(), "SELECT"); !errors.Is(err, boom) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestConnectionThatDiesAtItsMaking, between the hook of the application and the
+// settings: nobody waits for it without end.
+func TestConnectionThatDiesAtItsMaking(t *testing.T) {
+	t.Parallel()
+	conf, err := pgxpool.ParseConfig(pgtest.New(t, pgtest.Versions[0]).DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := nettest.Postgres(t, &conf.ConnConfig.Config)
+	conf.AfterConnect = func(context.Context, *pgx.Conn) error { n.Silence(); return nil }
+	pool, err := pgxpool.NewWithConfig(t.Context(), store.PoolConfig(conf))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	defer n.Close() // before that: the driver wants to end what runs on the server
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := pool.Exec(ctx, "SELECT"); err == nil || ctx.Err() != nil {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestRenewalConfig: there is always time for another connection.
+func TestRenewalConfig(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		set                 time.Duration // connect_timeout, by the application
+		every               time.Duration
+		ping, connect, main time.Duration
+	}{
+		"longest lease":       {0, time.Hour, 2 * time.Second, 5 * time.Second, 5 * time.Second},
+		"shortest lease":      {0, time.Second, 500 * time.Millisecond, time.Second, 5 * time.Second},
+		"the application has": {time.Minute, 10 * time.Second, 2 * time.Second, 10 * time.Second, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conf, err := pgxpool.ParseConfig("host=localhost pool_min_conns=3 pool_min_idle_conns=3 pool_max_conns=7")
+			if err != nil {
+				t.Fatal(err)
+			}
+			conf.ConnConfig.ConnectTimeout = tc.set
+			r := store.RenewalConfig(conf, tc.every)
+			if r.MinConns != 0 || r.MinIdleConns != 0 || r.MaxConns != 2 || !r.ShouldPing(t.Context(), pgxpool.ShouldPingParams{}) {
+				t.Errorf("%d to %d connections, %d idle ones", r.MinConns, r.MaxConns, r.MinIdleConns)
+			}
+			if main := store.PoolConfig(conf).ConnConfig.ConnectTimeout; main != tc.main {
+				t.Errorf("connecting for all else may take %v, want %v", main, tc.main)
+			}
+			if r.PingTimeout != tc.ping || r.ConnConfig.ConnectTimeout != tc.connect {
+				t.Errorf("a ping may take %v, connecting %v", r.PingTimeout, r.ConnConfig.ConnectTimeout)
+			}
+		})
 	}
 }
