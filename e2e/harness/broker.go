@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cdc-relay/cdc-relay/e2e/relayproc"
+	"github.com/cdc-relay/cdc-relay/internal/nettest"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
 
@@ -84,6 +85,18 @@ func startBroker(t testing.TB, protocol, settings string, format ...string) *Bro
 	b.format(clusterID(), append(format, "--standalone")...)
 	b.Start()
 	return b
+}
+
+// StartDistantBroker makes a broker that its clients reach by a network on which
+// connections can die. It ends with the test.
+func StartDistantBroker(t testing.TB) (Kafka, *nettest.Network) {
+	t.Helper()
+	direct, controller, distant := freeAddr(t), freeAddr(t), freeAddr(t)
+	network := nettest.Listen(t, distant)
+	n := newNode(t, direct, fmt.Sprintf(brokerSettings, direct, distant, controller, network.Addr(), "PLAINTEXT"))
+	n.format(clusterID(), "--standalone")
+	n.Start()
+	return Kafka{Relay: network.Addr(), Test: direct}, network
 }
 
 const brokerSettings = `process.roles=broker,controller
