@@ -31,9 +31,9 @@ type Consumer struct {
 	engine     engine
 	memory     memory
 	renewer    renewer
-	quarantine *store.Quarantine
+	quarantine quarantine
 	copier     *group.Copier
-	reader     *group.Reader
+	reader     source
 	tenures    *tenures
 	misses     misses
 	troubles   troubles
@@ -122,33 +122,48 @@ func (c *Consumer) wrap(h Handler) Handler {
 // or Kafka is waited for, however long; an error says that the consumer cannot
 // work at all, as its settings are wrong.
 func (c *Consumer) Run(ctx context.Context) error {
+	opened, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	closeAll, err := c.open(opened)
+	if err != nil {
+		return err
+	}
+	defer closeAll()
+	member, err := group.NewMember(c.groupConfig())
+	if err == nil {
+		err = c.consume(ctx, func(work work) error {
+			return member.Run(ctx, func(revoked context.Context, g *group.Generation) error {
+				work(revoked, g.Assignments, g)
+				return nil
+			})
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("running the consumer: %w", err)
+	}
+	return nil
+}
+
+// consume works as a member of the group until ctx ends, and returns once
+// everything is drained. belong is a member until then, and calls work once in
+// each generation; its error means that it cannot be one.
+func (c *Consumer) consume(ctx context.Context, belong func(work) error) error {
 	working, stopWorking := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWorking()
 	handling, stopHandling := context.WithCancelCause(working)
 	defer stopHandling(errStopping)
 	c.working, c.handling = working, handling
-	closeAll, err := c.open(working)
-	if err != nil {
-		return err
-	}
-	defer closeAll()
-
 	defer context.AfterFunc(ctx, func() {
 		time.AfterFunc(c.opt.drain, func() { stopHandling(errStopping) })
 	})()
-	member, err := group.NewMember(c.groupConfig())
-	if err != nil {
-		return fmt.Errorf("running the consumer: %w", err)
-	}
 	var renewing sync.WaitGroup
 	renewing.Go(func() { c.renew(working) })
 	asking, stopAsking := context.WithCancel(ctx)
 	defer stopAsking()
 	c.lines.Go(func() { c.retryAsked(asking) })
 	c.membership(nil, false, true)
-	err = member.Run(ctx, func(revoked context.Context, g *group.Generation) error {
-		c.generation(ctx, revoked, g)
-		return nil
+	err := belong(func(revoked context.Context, assigned []group.Assignment, offsets offsets) {
+		c.generation(ctx, revoked, assigned, offsets)
 	})
 	stopAsking()
 	c.membership(nil, false, false)
@@ -159,10 +174,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	c.awaitLines()
 	stopWorking()
 	renewing.Wait()
-	if err != nil {
-		return fmt.Errorf("running the consumer: %w", err)
-	}
-	return nil
+	return err
 }
 
 func (c *Consumer) groupConfig() group.Config {
@@ -220,18 +232,20 @@ func (c *Consumer) open(ctx context.Context) (func(), error) {
 }
 
 func (c *Consumer) openKafka() (closeAll func(), err error) {
-	if c.reader, err = group.NewReader(c.groupConfig()); err != nil {
+	reader, err := group.NewReader(c.groupConfig())
+	if err != nil {
 		return nil, err
 	}
+	c.reader = reader
 	if c.opt.quarantineTopic == "" {
-		return c.reader.Close, nil
+		return reader.Close, nil
 	}
 	if c.copier, err = group.NewCopier(c.groupConfig(), c.opt.quarantineTopic); err != nil {
-		c.reader.Close()
+		reader.Close()
 		return nil, err
 	}
 	return func() {
-		c.reader.Close()
+		reader.Close()
 		c.copier.Close()
 	}, nil
 }

@@ -11,12 +11,20 @@ import (
 // commitEvery is the time between two commits of offsets.
 const commitEvery = time.Second
 
+// work is what is done in a generation of the group, see group.Work.
+type work func(revoked context.Context, assigned []group.Assignment, offsets offsets)
+
+// offsets are those of a generation, see group.Generation.
+type offsets interface {
+	Commit(ctx context.Context, offsets map[group.Partition]int64) error
+}
+
 // generation works on the partitions that this member has in a generation,
 // until they are revoked or the consumer stops. It returns when nothing of that
 // holds up the group any more.
-func (c *Consumer) generation(stopped, revoked context.Context, g *group.Generation) {
-	lines := make([]*partition, len(g.Assignments))
-	for i, a := range g.Assignments {
+func (c *Consumer) generation(stopped, revoked context.Context, assigned []group.Assignment, offsets offsets) {
+	lines := make([]*partition, len(assigned))
+	for i, a := range assigned {
 		lines[i] = newPartition(c, a, c.reader)
 	}
 	c.membership(lines, true, false)
@@ -24,7 +32,7 @@ func (c *Consumer) generation(stopped, revoked context.Context, g *group.Generat
 	for _, p := range lines {
 		c.lines.Go(func() { p.run(revoked.Done(), stopped.Done()) })
 	}
-	commits := commits{c: c, g: g, lines: lines, sent: map[group.Partition]int64{}}
+	commits := commits{c: c, offsets: offsets, lines: lines, sent: map[group.Partition]int64{}}
 	ending, end := context.WithCancel(c.working)
 	var committer sync.WaitGroup
 	committer.Go(func() { commits.run(ending) })
@@ -43,11 +51,11 @@ func (c *Consumer) generation(stopped, revoked context.Context, g *group.Generat
 // commits are the offsets of a generation. They go through it alone, so a
 // member that lost a partition cannot move its offset.
 type commits struct {
-	c     *Consumer
-	g     *group.Generation
-	lines []*partition
-	sent  map[group.Partition]int64
-	bad   bool // the last commit was refused
+	c       *Consumer
+	offsets offsets
+	lines   []*partition
+	sent    map[group.Partition]int64
+	bad     bool // the last commit was refused
 }
 
 func (k *commits) run(ctx context.Context) {
@@ -80,7 +88,7 @@ func (k *commits) send(ctx context.Context) {
 	if len(moved) == 0 {
 		return
 	}
-	if err := k.g.Commit(ctx, moved); err != nil {
+	if err := k.offsets.Commit(ctx, moved); err != nil {
 		if !k.bad {
 			k.c.log.Warn("offsets could not be committed; their records will come again and be recognised", "err", err)
 		}

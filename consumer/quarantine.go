@@ -8,6 +8,15 @@ import (
 	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
 )
 
+// quarantine is where records are kept that cannot be handled, see
+// store.Quarantine.
+type quarantine interface {
+	Put(ctx context.Context, r store.Record) error
+	AskedToRetry(ctx context.Context, after int64, limit int) ([]store.Stored, error)
+	Resolve(ctx context.Context, id int64, resolution string) error
+	Reopen(ctx context.Context, id int64, reason, message string) (bool, error)
+}
+
 // flood tells records that are wrong from a consumer that is.
 type flood struct {
 	limit  int
