@@ -286,6 +286,7 @@ func TestNetworkGoesAway(t *testing.T) {
 	n.GoAway()
 	b.awaitReason(WaitingDatabase) // the handler has ended before its lease, and that cannot be recorded
 	n.ComeBack()
+	b.awaitRenewals(w, 1) // of another attempt: not only claims and outcomes find their way
 	g.leave <- nil
 	b.await(1)
 	if r := b.row(id); r.Status != outbox.Consumed {
