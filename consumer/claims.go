@@ -138,7 +138,7 @@ func (c Claims) keeper() (claimer, error) {
 	case c.Lease < 0 || c.AbandonLimit < 0:
 		return nil, errors.New("a Lease or an AbandonLimit below zero: leave them out for 30 s and 5")
 	case c.Purpose != "" && !purposeName.MatchString(c.Purpose):
-		return nil, errors.New("a purpose is 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
+		return nil, errPurpose
 	}
 	if c.Owner == "" {
 		host, _ := os.Hostname() // for people only

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
@@ -25,7 +26,7 @@ func Once(ctx context.Context, tx pgx.Tx, id outbox.ID, purpose string) (first b
 	case id.IsZero():
 		return false, errors.New("recording an event as done: it has no id")
 	case !purposeName.MatchString(purpose):
-		return false, errors.New("recording an event as done: a purpose is 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
+		return false, fmt.Errorf("recording an event as done: %w", errPurpose)
 	}
 	_, _, first, err = store.NewReceipts(tx, tables.Receipt, purpose, "", 0, 0).Insert(ctx, tx, id)
 	return first, err

@@ -246,7 +246,10 @@ func ResumeAtStart() Option { return func(o *options) { o.resumeAtStart = true }
 // on after it ([BlockedUndecodable]).
 func SkipUndecodable() Option { return func(o *options) { o.skipUndecodable = true } }
 
-var purposeName = regexp.MustCompile(`^[a-z0-9._-]{1,64}$`)
+var (
+	purposeName = regexp.MustCompile(`^[a-z0-9._-]{1,64}$`)
+	errPurpose  = errors.New("a purpose is 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
+)
 
 // minLease leaves a handler a second besides the two that its context ends
 // early.
@@ -289,7 +292,7 @@ func (o *options) validate() error {
 	case o.purpose == "" && o.filter != nil:
 		return errors.New("option Filter: with Receipts only, as a row that is left out would stay SENT")
 	case o.purpose != "" && !purposeName.MatchString(o.purpose):
-		return errors.New("option Receipts: a purpose is 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
+		return fmt.Errorf("option Receipts: %w", errPurpose)
 	case o.purpose != "" && o.horizon <= 0:
 		return errors.New("option Horizon: required with Receipts: the age above which a record's receipt may be purged")
 	case o.ambiguity.kind == queryKind && o.ambiguity.ask == nil:

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/cdc-relay/cdc-relay/internal/pg"
 )
 
 // columnRule is what the relay asks of a column of the table.
@@ -45,10 +47,7 @@ var columnRules = []columnRule{
 
 // column is the name in the table of a column of the design.
 func (c Config) column(design string) string {
-	if name, mapped := c.Columns[design]; mapped {
-		return name
-	}
-	return design
+	return pg.Columns(c.Columns).Name(design)
 }
 
 // written lists the columns that the relay updates, by their names in the table.

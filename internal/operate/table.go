@@ -111,10 +111,7 @@ var columns = []struct {
 
 // column is the name in the table of a column of the design.
 func (t *Table) column(design string) string {
-	if name, mapped := t.cfg.Columns[design]; mapped {
-		return name
-	}
-	return design
+	return pg.Columns(t.cfg.Columns).Name(design)
 }
 
 // has reports whether the table has a column of the design.

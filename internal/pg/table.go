@@ -87,5 +87,20 @@ func (t Table) Ident() string { return pgx.Identifier{t.Schema, t.Name}.Sanitize
 // holds: both parts as they are.
 func (t Table) String() string { return t.Schema + "." + t.Name }
 
+// Columns tells how columns of the design are named in a table that names them
+// otherwise.
+type Columns map[string]string
+
+// Name is the name of a column of the design as it is stored in the catalog.
+func (c Columns) Name(design string) string {
+	if name, mapped := c[design]; mapped {
+		return name
+	}
+	return design
+}
+
+// Ident is the same for SQL, quoted.
+func (c Columns) Ident(design string) string { return pgx.Identifier{c.Name(design)}.Sanitize() }
+
 // Sibling is a table of that name in the same schema.
 func (t Table) Sibling(name string) Table { return Table{Schema: t.Schema, Name: name} }

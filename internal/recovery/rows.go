@@ -87,16 +87,10 @@ func New(cfg Config) *Rows {
 }
 
 func replacer(cfg Config) *strings.Replacer {
-	quote := func(design string) string {
-		name := design
-		if mapped, ok := cfg.Columns[design]; ok {
-			name = mapped
-		}
-		return pgx.Identifier{name}.Sanitize()
-	}
+	columns := pg.Columns(cfg.Columns)
 	priority := "0::smallint"
 	if cfg.HasPriority {
-		priority = "coalesce(p." + quote("priority") + ", 0)::smallint"
+		priority = "coalesce(p." + columns.Ident("priority") + ", 0)::smallint"
 	}
 	pairs := []string{
 		"{table}", cfg.Table.Ident(),
@@ -109,7 +103,7 @@ func replacer(cfg Config) *strings.Replacer {
 		"id", "event_id", "send_status", "next_attempt_at", "payload", "commit_lsn", "aggregate_type", "aggregate_id",
 		"attempts", "sent_at", "claim_generation", "claimed_by", "lease_until", "error_code", "error_message",
 	} {
-		pairs = append(pairs, "{"+design+"}", quote(design))
+		pairs = append(pairs, "{"+design+"}", columns.Ident(design))
 	}
 	return strings.NewReplacer(pairs...)
 }

@@ -67,20 +67,14 @@ const turnSQL = `o.{commit_lsn} IS NULL OR (o.{aggregate_type} = ANY ($6::text[]
                     ORDER BY p.{aggregate_type}, p.{aggregate_id}, p.{commit_lsn}, p.{id} LIMIT 1)`
 
 func newDatabase(cfg Config) *database {
-	quote := func(design string) string {
-		name := design
-		if mapped, ok := cfg.Columns[design]; ok {
-			name = mapped
-		}
-		return pgx.Identifier{name}.Sanitize()
-	}
+	columns := pg.Columns(cfg.Columns)
 	priority := "0"
 	if cfg.HasPriority {
-		priority = "coalesce(p." + quote("priority") + ", 0)"
+		priority = "coalesce(p." + columns.Ident("priority") + ", 0)"
 	}
 	names := []string{"{table}", cfg.Table.Ident(), "{slot}", cfg.Table.Sibling("cdc_relay_slot").Ident(), "{priority}", priority}
 	for _, design := range []string{"id", "send_status", "next_attempt_at", "attempts", "commit_lsn", "aggregate_type", "aggregate_id"} {
-		names = append(names, "{"+design+"}", quote(design))
+		names = append(names, "{"+design+"}", columns.Ident(design))
 	}
 	return &database{
 		cfg:        cfg,

@@ -3,7 +3,7 @@ package sampler
 import (
 	"strings"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/cdc-relay/cdc-relay/internal/pg"
 )
 
 // queries are the statements for one table.
@@ -17,15 +17,10 @@ type queries struct {
 // newQueries names the columns that the table has; those that it may lack are
 // read as NULL then.
 func newQueries(cfg Config, columns map[string]bool) queries {
-	name := func(design string) string {
-		if mapped, ok := cfg.Columns[design]; ok {
-			return mapped
-		}
-		return design
-	}
-	column := func(design string) string { return "o." + pgx.Identifier{name(design)}.Sanitize() }
+	mapped := pg.Columns(cfg.Columns)
+	column := func(design string) string { return "o." + mapped.Ident(design) }
 	optional := func(design string) string {
-		if !columns[name(design)] {
+		if !columns[mapped.Name(design)] {
 			return "NULL::timestamptz"
 		}
 		return column(design)
@@ -47,8 +42,8 @@ func newQueries(cfg Config, columns map[string]bool) queries {
 		attention:     names.Replace(attentionSQL),
 		fresh:         names.Replace(freshSQL),
 		consume:       names.Replace(consumeSQL),
-		hasCreatedAt:  columns[name("created_at")],
-		hasLeaseUntil: columns[name("lease_until")],
+		hasCreatedAt:  columns[mapped.Name("created_at")],
+		hasLeaseUntil: columns[mapped.Name("lease_until")],
 	}
 }
 
