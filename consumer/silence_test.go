@@ -114,6 +114,7 @@ func TestSilentDeathAtARenewal(t *testing.T) {
 			b := newBed(t, 18, g.handle, append(slices.Clone(opts), Lease(9*time.Second), Metrics(w))...)
 			b.c.opt.statementWait = 2 * time.Minute // longer than the test waits: a ping must find out
 			n := b.through()
+			defer n.Close()
 			id := b.put("a")[0]
 			b.start()
 			<-g.entered
@@ -188,6 +189,7 @@ func TestSilentDeathOfAStatement(t *testing.T) {
 				}, append(slices.Clone(opts), Metrics(w), Ambiguity(Hold))...)
 				b.c.opt.statementWait = time.Second
 				n := b.through(noPings)
+				defer n.Close() // or a statement that hangs would keep the test from ending
 				b.swap = func(m memory) memory {
 					d.memory = m
 					return d
