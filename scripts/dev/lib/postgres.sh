@@ -67,7 +67,6 @@ max_replication_slots = 50
 max_prepared_transactions = 20
 min_wal_size = 256MB
 max_wal_size = 2GB
-max_slot_wal_keep_size = 20GB  # a test run that was killed leaves its slots
 checkpoint_timeout = 5min
 
 log_line_prefix = '%m [%p] %q%u@%d %a '
