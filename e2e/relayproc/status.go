@@ -4,9 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/http"
+
+	"github.com/cdc-relay/cdc-relay/internal/nettest"
 )
 
 // Status is what /statusz says.
@@ -41,14 +41,9 @@ func ReadStatus(ctx context.Context, addr string) (*Status, error) {
 	return &s, nil
 }
 
-// FreeAddr returns a free address on loopback, below the ports that Linux
-// hands out to clients, so that it stays free until somebody listens there.
+// FreeAddr returns a free address on loopback that stays free, see
+// nettest.FreePort.
 func FreeAddr() (string, error) {
-	for range 100 {
-		addr := fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(10000))
-		if l, err := net.Listen("tcp", addr); err == nil {
-			return addr, l.Close()
-		}
-	}
-	return "", fmt.Errorf("no free port between 10000 and 20000")
+	port, err := nettest.FreePort()
+	return fmt.Sprintf("127.0.0.1:%d", port), err
 }

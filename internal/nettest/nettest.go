@@ -1,5 +1,6 @@
-// Package nettest puts a network between a client and a real server, on which
-// connections can die silently: what is sent vanishes, and neither end is told.
+// Package nettest is the network of tests: ports that stay free, and one between
+// a client and a real server on which connections can die silently: what is sent
+// vanishes, and neither end is told.
 package nettest
 
 import (

@@ -3,8 +3,6 @@ package pgtest
 import (
 	"bytes"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"os/user"
@@ -13,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/cdc-relay/cdc-relay/internal/nettest"
 )
 
 // Cluster is a PostgreSQL server of one test, on 127.0.0.1, with fsync on and
@@ -189,21 +189,14 @@ func serverUser(t testing.TB) *syscall.Credential {
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 }
 
-// freePort picks a port below those that Linux hands out to clients, so that
-// it stays free while the server is stopped.
+// freePort stays free while the server is stopped.
 func freePort(t testing.TB) int {
 	t.Helper()
-	for range 100 {
-		port := 10000 + rand.IntN(10000)
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil {
-			continue
-		}
-		l.Close()
-		return port
+	port, err := nettest.FreePort()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no free port between 10000 and 20000")
-	return 0
+	return port
 }
 
 // tail returns the last lines of a log.
