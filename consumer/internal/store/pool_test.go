@@ -60,6 +60,7 @@ func TestSettingsArePinned(t *testing.T) {
 					"client_min_messages": "warning", "default_transaction_isolation": "read committed",
 					"default_transaction_read_only": "off", "default_transaction_deferrable": "off",
 					"synchronous_commit": test.want, "application_name": "shop", "enable_seqscan": "off",
+					"client_connection_check_interval": "1s",
 				}
 				if db.Version >= 17 {
 					want["transaction_timeout"] = "0"
