@@ -156,6 +156,9 @@ func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
 	if s.Kind != store.Missing {
 		c.misses.hit()
 	}
+	if s.ClaimedBy != c.owner {
+		c.tenures.forget(it.ev.ID, s.Generation)
+	}
 	if c.unknowing(it, s) {
 		return c.giveUp(ctx, it, s)
 	}
@@ -187,10 +190,12 @@ func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
 }
 
 // unknowing reports whether the event is held by a claim of this process that
-// nobody here knows of: the statement that won it had no answer.
+// nobody here knows of: the statement that won it had no answer. Its handler may
+// also have been started by a line of an earlier generation of the group, which
+// still records its outcome.
 func (c *Consumer) unknowing(it *item, s store.State) bool {
 	return it.unsure && (s.Kind == store.Live || s.Kind == store.Abandoned) && s.ClaimedBy == c.owner &&
-		s.Generation != it.ran && !c.tenures.runs(it.ev.ID)
+		!c.tenures.ran(it.ev.ID, s.Generation)
 }
 
 // giveUp hands back a claim under which nothing was started: otherwise the event

@@ -26,12 +26,9 @@ type item struct {
 	lent   time.Time // to whoever works on it
 	reason Reason    // of the wait; "" for one too short to speak of
 
-	claim *Claim // ready to settling; nil in transactional mode
-	live  *tenure
-	// unsure: a statement that may have claimed the event had no answer. ran is
-	// the generation under which its handler was started last.
-	unsure bool
-	ran    int32
+	claim  *Claim // ready to settling; nil in transactional mode
+	live   *tenure
+	unsure bool          // a statement that may have claimed the event had no answer
 	out    outcome       // the line's when ended
 	took   time.Duration // of its handler
 	// repeated: recording the outcome has been tried before.
@@ -77,13 +74,6 @@ func (it *item) back() { it.phase = it.then }
 // wait puts an item aside.
 func (it *item) wait(d time.Duration, why Reason) {
 	it.then, it.due, it.reason = waiting, time.Now().Add(d), why
-}
-
-// start lends it to its handler.
-func (it *item) start() {
-	if it.lend(running); it.live != nil {
-		it.ran = it.live.held.Generation
-	}
 }
 
 // locked puts aside an outcome that could not be recorded, as somebody has

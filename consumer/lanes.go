@@ -142,7 +142,7 @@ func (p *partition) stands(it *item) bool {
 }
 
 func (p *partition) handle(it *item) {
-	it.start()
+	it.lend(running)
 	p.handling++
 	ctx, end := p.c.tenures.run(p.c.handling, it.ev.ID, it.live)
 	go func() {

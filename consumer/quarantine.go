@@ -165,7 +165,7 @@ func (c *Consumer) passOnce(ctx context.Context, it *item) {
 	if it.then != ready {
 		return
 	}
-	it.start()
+	it.lend(running)
 	handling, end := c.tenures.run(c.handling, it.ev.ID, it.live)
 	it.out = c.engine.attempt(handling, it)
 	end()

@@ -32,12 +32,15 @@ func (c claiming) settle(ctx context.Context, items []*item) {
 		pauseFor(ctx, pause)
 	}
 	for _, it := range items {
-		if it.then == settling { // whether the outcome is recorded, the row will say
+		switch it.then {
+		case ended: // later
+			continue
+		case settling: // whether the outcome is recorded, the row will say
 			it.wait(databaseFirst, WaitingDatabase)
+		default:
+			c.tenures.forget(it.ev.ID, it.live.held.Generation)
 		}
-		if it.then != ended {
-			c.tenures.remove(it.live)
-		}
+		c.tenures.remove(it.live)
 	}
 }
 

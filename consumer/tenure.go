@@ -31,10 +31,13 @@ type tenures struct {
 	mu   sync.Mutex
 	all  map[*tenure]struct{}
 	busy map[outbox.ID]int // events whose handler runs
+	// started is the generation under which an event's handler was started last,
+	// until it is known what was recorded of that.
+	started map[outbox.ID]int32
 }
 
 func newTenures(lease time.Duration) *tenures {
-	return &tenures{lease: lease, all: map[*tenure]struct{}{}, busy: map[outbox.ID]int{}}
+	return &tenures{lease: lease, all: map[*tenure]struct{}{}, busy: map[outbox.ID]int{}, started: map[outbox.ID]int32{}}
 }
 
 // margin is how much earlier than the row's lease a handler's context ends.
@@ -66,6 +69,7 @@ func (ts *tenures) run(parent context.Context, id outbox.ID, t *tenure) (context
 	defer ts.mu.Unlock()
 	ts.busy[id]++
 	if t != nil {
+		ts.started[id] = t.held.Generation
 		t.cancel = cancel
 		t.end = time.AfterFunc(time.Until(t.until), func() { cancel(ErrClaimLost) })
 		if t.lost { // since it was looked at
@@ -100,6 +104,24 @@ func (ts *tenures) runs(id outbox.ID) bool {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	return ts.busy[id] > 0
+}
+
+// ran reports whether a handler of the event was started under a claim, and
+// what was recorded of that is not known.
+func (ts *tenures) ran(id outbox.ID, generation int32) bool {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return ts.started[id] == generation
+}
+
+// forget says that it is known what became of an event's claims up to a
+// generation.
+func (ts *tenures) forget(id outbox.ID, generation int32) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if ts.started[id] <= generation {
+		delete(ts.started, id)
+	}
 }
 
 // settle marks tenures whose end is being written.
