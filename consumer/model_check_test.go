@@ -27,6 +27,7 @@ type modelStory struct {
 	doubtful  []string         // processes that won it in doubt
 	effect    bool             // a handler has had its effect
 	present   []int32          // generations that a query told about it
+	absent    []int32          // and those that it told about no effect
 	notBefore time.Time        // the delay that was asked for last, by the database's clock
 	outcome   time.Time        // when it was seen to have its outcome last, although it has none now
 }
@@ -160,6 +161,9 @@ func (w *modelWorld) starting(a *modelAttempt, ev *Event) {
 		if ev.Attempt != row.attempts+1 || ev.Ambiguous != doubt {
 			w.violated("attempts", "the handler was told attempt %d, in doubt %v: %v", ev.Attempt, ev.Ambiguous, row)
 		}
+	}
+	if doubtful := w.setup.Policy == policyHold || w.setup.Policy == policyQuery && !slices.Contains(s.absent, a.generation); ev.Ambiguous && doubtful {
+		w.violated("policy", "row %d is handled, although it is in doubt", s.row)
 	}
 	if now.Before(s.notBefore) {
 		w.violated("delay", "row %d is handled %v too early", s.row, s.notBefore.Sub(now))

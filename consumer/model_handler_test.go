@@ -33,7 +33,7 @@ const (
 var modelScripts = [][]modelDeed{
 	nil, nil, {breaks}, {breaks, doubts, panics}, {refuses}, {doubts}, {delays}, {delays, refuses}, {givesUp}, {panics, panics, panics, panics},
 	{dawdles}, {ignores}, {idles}, {dies}, {dies, breaks, dies}, {dies, dies, dies, dies, dies}, {commitsItself}, {commitsInVain}, {commitsUnheard},
-	{ignores, doubts, ignores}, {breaks, dawdles, refuses}, {dawdles, dies},
+	{ignores, doubts, ignores}, {breaks, dawdles, refuses}, {dawdles, dies}, {dawdles, dawdles}, {ignores, ignores}, {ignores}, {dawdles},
 }
 
 // modelDelay is what handlers ask for.
@@ -156,6 +156,8 @@ func (w *modelWorld) asked(ev *Event) (Found, error) {
 		s.present = append(s.present, ev.Claim.won.Generation)
 	case w.random.chance(30):
 		found = Unknown
+	default:
+		s.absent = append(s.absent, ev.Claim.won.Generation)
 	}
 	return found, nil
 }

@@ -119,6 +119,9 @@ func (w *modelWorld) released(p *modelProcess, r store.Release) {
 func (w *modelWorld) releasedAfter(a *modelAttempt, r store.Release) {
 	own := a.own()
 	want := w.codes(a)
+	if w.setup.MaxAttempts > 0 && a.number >= w.setup.MaxAttempts {
+		want = nil
+	}
 	delay := modelRetryDelay(a.number)
 	switch {
 	case own != nil && own.verdict == delayed:

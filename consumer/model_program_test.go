@@ -28,7 +28,7 @@ type modelSetup struct {
 	Receipts                                     bool
 	Processes, Concurrency, Window, Batch, Lease int // Lease in seconds
 	MaxAttempts                                  int
-	Timeout                                      int // of handlers, in seconds
+	Timeout, Drain                               int // of handlers, in seconds
 	Policy                                       modelPolicy
 }
 
@@ -40,7 +40,7 @@ func (s modelSetup) options(p *modelProcess) []Option {
 	})}[s.Policy]
 	opts := []Option{
 		Lease(s.lease()), RetryDelay(modelRetry), MaxAttempts(s.MaxAttempts), AbandonLimit(modelAbandonLimit), Concurrency(s.Concurrency),
-		Window(s.Window), ClaimBatch(s.Batch), HandlerTimeout(time.Duration(s.Timeout) * time.Second), Ambiguity(policy),
+		Window(s.Window), ClaimBatch(s.Batch), HandlerTimeout(time.Duration(s.Timeout) * time.Second), Ambiguity(policy), Drain(time.Duration(s.Drain) * time.Second),
 	}
 	if s.Receipts {
 		opts = append(opts, Receipts("mail"), Horizon(24*time.Hour))
@@ -83,7 +83,7 @@ type modelAction uint8
 
 const (
 	insertRows    modelAction = iota // A: key, B: rows and how late they are SENT, C: what the handler of the last one does
-	insertLate                       // A: key, B: ten seconds until SENT
+	insertLate                       // A: key, B: ten seconds until SENT, C: odd: its row is seen late
 	appendAgain                      // A: which event
 	appendStray                      // A: key
 	appendGarbage                    // A: partition and what is wrong

@@ -52,9 +52,9 @@ func (w *modelWorld) do(s modelStep) {
 	triple := time.Duration(s.B) * 3 * time.Second
 	switch s.Do {
 	case insertRows:
-		w.insert(s.A, 1+s.B%4, modelScripts[s.C%len(modelScripts)], 0)
+		w.insert(s.A, 1+s.B%4, modelScripts[s.C%len(modelScripts)], 0, 0)
 	case insertLate:
-		w.insert(s.A, 1, nil, time.Duration(s.B)*10*time.Second)
+		w.insert(s.A, 1, nil, time.Duration(s.B)*10*time.Second, time.Duration(s.B*(s.C%2))*2*time.Second)
 	case appendAgain:
 		w.duplicate(s.A)
 	case appendStray:

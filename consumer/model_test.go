@@ -90,6 +90,7 @@ func modelSetups() *rapid.Generator[modelSetup] {
 			Lease:       pick(t, "lease", 30, 15, 9),
 			MaxAttempts: pick(t, "attempts", 0, 0, 3),
 			Timeout:     pick(t, "timeout", 0, 0, 8),
+			Drain:       pick(t, "drain", 20, 3),
 			Policy:      modelPolicy(pick(t, "policy", 0, 0, 1, 2)),
 		}
 	})

@@ -154,8 +154,9 @@ func (w *modelWorld) violations() []modelViolation {
 func elapse(d time.Duration) { <-time.After(d) }
 
 // insert makes rows of one key, which the relay publishes at once and marks as
-// SENT later.
-func (w *modelWorld) insert(key, n int, script []modelDeed, late time.Duration) {
+// SENT later. Others than the relay do not see them at first, as behind a
+// synchronous standby.
+func (w *modelWorld) insert(key, n int, script []modelDeed, late, hidden time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range n {
@@ -163,12 +164,24 @@ func (w *modelWorld) insert(key, n int, script []modelDeed, late time.Duration) 
 		if i == n-1 {
 			s.script = script
 		}
-		w.table.rows[s.event] = &modelRow{id: s.row, event: s.event}
-		if w.setup.Receipts {
-			delete(w.table.rows, s.event)
-		}
 		w.trace("insert %d, key %s", s.row, s.key)
-		w.publish(s, late+w.random.latency())
+		if hidden == 0 {
+			w.show(s)
+		} else {
+			time.AfterFunc(hidden, func() {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.show(s)
+			})
+		}
+		w.publish(s, hidden+late+w.random.latency())
+	}
+}
+
+// show makes the row of an event visible. The lock is held.
+func (w *modelWorld) show(s *modelStory) {
+	if !w.setup.Receipts {
+		w.table.rows[s.event] = &modelRow{id: s.row, event: s.event}
 	}
 }
 
