@@ -156,7 +156,7 @@ func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
 	if s.Kind != store.Missing {
 		c.misses.hit()
 	}
-	if s.ClaimedBy != c.owner {
+	if claimed := s.Kind == store.Live || s.Kind == store.Abandoned; !claimed || s.ClaimedBy != c.owner {
 		c.tenures.forget(it.ev.ID, s.Generation)
 	}
 	if c.unknowing(it, s) {
