@@ -32,8 +32,8 @@ test: lint ## everything, with the race detector, on real PostgreSQL 15 and 18 a
 chaos: ## kill the relay at every step of the line again and again, then check that nothing is lost (N=100)
 	@$(with_stack) pg15 pg18 kafka -- env CDC_TEST_REQUIRE=1 \
 		go test -race -count=1 -timeout 3h -v -run '^TestKilledAtEveryStep$$' ./e2e -rounds=$(or $(N),100)
-sim: ## run the relay through random programs of faults in simulated time, beside a plain model (SEEDS=8000 of them, SEED= to repeat)
-	@go test -count=1 -timeout 12h -v -run '^TestModel$$' ./internal/relay -rapid.nofailfile \
+sim: ## run relay and consumers through random programs of faults in simulated time, beside plain models (SEEDS=8000 of them, SEED= to repeat)
+	@go test -count=1 -timeout 12h -v -run '^TestModel$$' ./internal/relay ./consumer -rapid.nofailfile \
 		-rapid.checks=$$(($(or $(SEEDS),8000) / 8)) $(if $(SEED),-rapid.seed=$(SEED))
 bench: build ## how fast the relay drains a backlog, beside what PostgreSQL alone can do (ARGS=...)
 	@$(with_stack) pg18 kafka -- go run ./bench $(ARGS)

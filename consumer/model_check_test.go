@@ -227,7 +227,7 @@ func (a *modelAttempt) final() bool {
 // cutOff reports whether the handler failed because it was told to end.
 func (a *modelAttempt) cutOff() bool {
 	own := a.own()
-	if own != nil && own.verdict != system && own.verdict != ambiguous {
+	if a.err == nil && !a.panicked || own != nil && own.verdict != system && own.verdict != ambiguous {
 		return false
 	}
 	return errors.Is(a.cause, errStopping) || errors.Is(a.cause, ErrClaimLost)

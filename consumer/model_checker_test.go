@@ -26,6 +26,7 @@ func newChecked() *checked {
 	}
 	c.insert(0, 2, nil, 0, 0)
 	elapse(time.Minute)
+	synctest.Wait()
 	return c
 }
 
