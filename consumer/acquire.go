@@ -251,7 +251,8 @@ const missingMessage = "no row has this id and event id"
 // missing waits for a row that may not be visible yet, then gives the record up
 // to the quarantine, unless the records around it have no rows either.
 func (c *Consumer) missing(ctx context.Context, it *item) error {
-	age := it.look(store.Missing)
+	it.look(store.Missing)
+	age := it.lent.Sub(it.since) // as of the question: its answer may have taken long
 	c.misses.miss(it.ev.ID)
 	if age < c.opt.missingWait {
 		it.wait(min(backoff(soon, missingPause, it.tries), max(soon, c.opt.missingWait-age)), WaitingMissing)

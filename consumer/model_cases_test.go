@@ -26,6 +26,11 @@ func TestModelCases(t *testing.T) {
 			{Do: loseAnswers, B: 10, Wait: 2014}, {Do: appendStray, A: 11}, {Do: insertRows, A: 10, Wait: 215},
 			{Do: insertRows, A: 1, B: 3}, {Do: insertLate, A: 10},
 		}},
+		{"the answer that a row is missing is older than the row, and comes when it has been waited for", 34700, modelSetup{
+			Processes: 1, Concurrency: 2, Window: 256, Batch: 3, Lease: 30, Drain: 20,
+		}, []modelStep{
+			{Do: insertRows, A: 9, C: 25}, {Do: insertRows, A: 1, B: 3, C: 3}, {Do: insertLate, A: 6, B: 11, C: 25, Wait: 487},
+		}},
 		{"a handler does not hear that its lease is over, and its process gets the partition again", 0, short, []modelStep{
 			{Do: insertRows, C: scripted(ignores), Wait: 2_000_000}, {Do: rebalance}, {Do: refuseAll, B: 4, Wait: 20_000_000},
 		}},
