@@ -22,8 +22,11 @@ import (
 // long, and time passes by changing the rows.
 const contractUnit = time.Hour
 
-// contractShare is how many of -rapid.checks make one program here.
-const contractShare = 10
+// contractShare is how many of -rapid.checks make about one program here.
+const contractShare = 8
+
+// contractEvents is how many events have rows, so few that much happens to each.
+const contractEvents = 2
 
 // contract runs the same statements on the table of the model and on a real one.
 type contract struct {
@@ -52,9 +55,8 @@ func TestModelTable(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				n := 0
 				rapid.Check(t, func(rt *rapid.T) {
-					if n++; n%contractShare != 0 {
+					if rapid.IntRange(1, contractShare).Draw(rt, "share") != 1 {
 						return // each statement goes to a server
 					}
 					c := newContract(rt, conn, locks, pool, receipts)
@@ -91,7 +93,7 @@ func contractPool(t *testing.T, dsn string) *pgxpool.Pool {
 
 func newContract(t *rapid.T, conn, locks *pgx.Conn, pool *pgxpool.Pool, receipts bool) *contract {
 	c := &contract{conn: conn, locks: locks, real: map[string]memory{}, column: "send_status", table: "outbox"}
-	c.model = &modelTable{receipts: receipts, lease: 4 * contractUnit, limit: 3, clock: time.Now, rows: map[outbox.ID]*modelRow{}}
+	c.model = &modelTable{receipts: receipts, lease: 4 * contractUnit, limit: 2, clock: time.Now, rows: map[outbox.ID]*modelRow{}}
 	for _, owner := range []string{"me", "you"} {
 		if receipts {
 			c.real[owner] = store.NewReceipts(pool, `"public"."outbox_receipt"`, "mail", owner, c.model.lease, c.model.limit)
@@ -105,12 +107,12 @@ func newContract(t *rapid.T, conn, locks *pgx.Conn, pool *pgxpool.Pool, receipts
 	c.lockNone(t)
 	c.exec(t, "DELETE FROM outbox")
 	c.exec(t, "DELETE FROM outbox_receipt")
-	for range 3 {
+	for range contractEvents {
 		c.refs = append(c.refs, c.event(t))
 	}
 	c.refs = append(c.refs, store.Ref{EventID: outbox.NewID()}) // has no row
 	if !receipts {
-		c.refs = append(c.refs, store.Ref{EventID: c.refs[0].EventID}, store.Ref{EventID: c.refs[1].EventID, RowID: c.refs[2].RowID})
+		c.refs = append(c.refs, store.Ref{EventID: c.refs[0].EventID}, store.Ref{EventID: c.refs[1].EventID, RowID: c.refs[0].RowID})
 	}
 	return c
 }
@@ -148,8 +150,8 @@ func (c *contract) actions() map[string]func(*rapid.T) {
 		"HandBack": c.handBack,
 		"Fail":     c.fail,
 		"Release":  c.release,
-		"time":     c.pass,
-		"lock":     c.lock,
+		"time":     func(t *rapid.T) { c.pass(t, time.Duration(rapid.IntRange(1, 4).Draw(t, "units"))*contractUnit) },
+		"lock":     func(t *rapid.T) { c.lock(t, rapid.SampledFrom(c.refs).Draw(t, "ref")) },
 		"unlock":   c.lockNone,
 		"by hand":  c.change,
 	}
@@ -165,7 +167,8 @@ func (c *contract) owner(t *rapid.T) string {
 
 // someHeld are claims that were won, or never were.
 func (c *contract) someHeld(t *rapid.T) []store.Held {
-	known := append(slices.Clone(c.held), store.Held{Ref: c.refs[0], Generation: 1})
+	last := c.held[max(0, len(c.held)-contractEvents):]
+	known := append(slices.Clone(last), store.Held{Ref: c.refs[0], Generation: 1})
 	return rapid.SliceOfNDistinct(rapid.SampledFrom(known), 1, min(3, len(known)), func(h store.Held) outbox.ID { return h.EventID }).Draw(t, "held")
 }
 
@@ -201,8 +204,23 @@ func sortClaims(list []store.Claim) {
 	slices.SortFunc(list, func(a, b store.Claim) int { return slices.Compare(a.EventID[:], b.EventID[:]) })
 }
 
+// takeOver asks up to three times, as an event that is abandoned too often is
+// parked.
 func (c *contract) takeOver(t *rapid.T) {
 	owner, ref := c.owner(t), rapid.SampledFrom(c.refs).Draw(t, "ref")
+	for range rapid.IntRange(1, 3).Draw(t, "times") {
+		c.takeOne(t, owner, ref)
+	}
+}
+
+func (c *contract) takeOne(t *rapid.T, owner string, ref store.Ref) {
+	how := rapid.SampledFrom([]string{"as it is", "when leases are over", "and it is locked"}).Draw(t, "how")
+	if how != "as it is" {
+		c.pass(t, c.model.lease)
+	}
+	if how == "and it is locked" {
+		c.lock(t, ref)
+	}
 	want, wantParked, wantOK := c.model.takeOver(owner, ref)
 	got, parked, ok, err := c.real[owner].TakeOver(context.Background(), ref)
 	c.equal(t, "TakeOver", []any{want, wantParked, wantOK}, []any{got, parked, ok}, nil, err)
@@ -254,9 +272,8 @@ func (c *contract) release(t *rapid.T) {
 }
 
 // pass lets time pass: everything in the rows is that much longer ago.
-func (c *contract) pass(t *rapid.T) {
+func (c *contract) pass(t *rapid.T, d time.Duration) {
 	c.lockNone(t)
-	d := time.Duration(rapid.IntRange(1, 4).Draw(t, "units")) * contractUnit
 	since := "sent_at"
 	if c.model.receipts {
 		since = "created_at"
@@ -273,8 +290,7 @@ func (c *contract) pass(t *rapid.T) {
 }
 
 // lock locks a row for a person.
-func (c *contract) lock(t *rapid.T) {
-	ref := rapid.SampledFrom(c.refs).Draw(t, "ref")
+func (c *contract) lock(t *rapid.T, ref store.Ref) {
 	if row := c.model.rows[ref.EventID]; row != nil {
 		row.locked = true
 	}
@@ -302,7 +318,7 @@ func (c *contract) change(t *rapid.T) {
 		return
 	}
 	c.lockNone(t)
-	row := c.model.rows[rapid.SampledFrom(c.refs[:3]).Draw(t, "ref").EventID]
+	row := c.model.rows[rapid.SampledFrom(c.refs[:contractEvents]).Draw(t, "ref").EventID]
 	switch rapid.IntRange(0, 3).Draw(t, "what") {
 	case 0: // replayed, or swept
 		row.status, row.attempts, row.code, row.since, row.finished, row.never, row.by = outbox.Ready, 0, "", time.Time{}, false, false, ""
