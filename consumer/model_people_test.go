@@ -143,10 +143,14 @@ func (w *modelWorld) askRetry(n int) {
 	w.trace("retry of quarantine row %d", k.ID)
 }
 
-// reset moves the group's offset of a partition while nobody is in the group.
+// reset moves the group's offset of a partition; Kafka refuses it while somebody
+// is in the group.
 func (w *modelWorld) reset(part, eighths int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if len(w.group.members) > 0 {
+		return
+	}
 	part %= modelPartitions
 	w.group.reset = true
 	w.group.committed[part] = w.logs[part].end * int64(eighths) / 8
