@@ -3,6 +3,8 @@ package consumer
 import (
 	"slices"
 	"testing"
+
+	"github.com/cdc-relay/cdc-relay/internal/modeltest"
 )
 
 // TestModelCases runs programs that once went wrong, or that are hard to meet by
@@ -58,7 +60,7 @@ func TestModelCases(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			for seed := c.seed; seed != c.seed+20; seed++ {
-				checkCase(t, modelProgram{Seed: seed, Setup: c.setup, Steps: c.steps})
+				modeltest.Case(t, seed, modelProgram{Seed: seed, Setup: c.setup, Steps: c.steps}, runModel)
 			}
 		})
 	}
@@ -73,15 +75,4 @@ func (s modelSetup) with(processes int) modelSetup {
 // scripted returns the number of a script, for a step.
 func scripted(deeds ...modelDeed) int {
 	return slices.IndexFunc(modelScripts, func(s []modelDeed) bool { return slices.Equal(s, deeds) })
-}
-
-func checkCase(t *testing.T, p modelProgram) {
-	t.Helper()
-	var log func(string, ...any)
-	if testing.Verbose() {
-		log = t.Logf
-	}
-	for _, v := range inBubble(t, p, log) {
-		t.Errorf("seed %d: %s: %s", p.Seed, v.Rule, v.Detail)
-	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/cdc-relay/cdc-relay/internal/modeltest"
 )
 
 // modelAbandonLimit and modelRetry are settings of all consumers of the model.
@@ -57,16 +59,7 @@ type modelProgram struct {
 
 // modelStep is one thing that happens. What the numbers mean depends on what is
 // done.
-type modelStep struct {
-	Do      modelAction
-	A, B, C int
-	Wait    int // microseconds until the next step
-}
-
-// String is the step as Go source: a failing program becomes a named test case.
-func (s modelStep) String() string {
-	return fmt.Sprintf("{Do: %s, A: %d, B: %d, C: %d, Wait: %d},", s.Do, s.A, s.B, s.C, s.Wait)
-}
+type modelStep = modeltest.Step[modelAction]
 
 func (p modelProgram) String() string {
 	var b strings.Builder

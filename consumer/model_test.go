@@ -1,11 +1,11 @@
 package consumer
 
 import (
-	"strconv"
 	"testing"
-	"testing/synctest"
 
 	"pgregory.net/rapid"
+
+	"github.com/cdc-relay/cdc-relay/internal/modeltest"
 )
 
 // TestModel runs random programs in simulated time, where the world around a
@@ -13,47 +13,16 @@ import (
 // source of a case for TestModelCases, which traces it with -v.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	for lane := range modelLanes {
-		t.Run(strconv.Itoa(lane), func(t *testing.T) {
-			t.Parallel()
-			checkModel(t)
-		})
-	}
+	modeltest.Random(t, modelLanes, modelPrograms(), runModel)
 }
 
 // modelLanes is how many times -rapid.checks programs run.
 const modelLanes = 4
 
-func checkModel(t *testing.T) {
-	// The order in which goroutines run is not in the seed. So once a program
-	// has failed, its shorter forms get more than one chance to fail, too.
-	tries := 1
-	rapid.Check(t, func(rt *rapid.T) {
-		p := modelPrograms().Draw(rt, "program")
-		for range tries {
-			if broken := inBubble(t, p, nil); len(broken) > 0 {
-				tries = 20
-				rt.Logf("%v\n%v", p, broken)
-				rt.Fatalf("%s", broken[0].Rule)
-			}
-		}
-	})
-}
-
-// inBubble runs a program in a bubble of its own.
-func inBubble(t *testing.T, p modelProgram, log func(string, ...any)) (broken []modelViolation) {
-	synctest.Test(t, func(*testing.T) { broken = runModel(p, log) })
-	return broken
-}
-
 // modelPrograms draws programs that consist of inserts and of some of the other
-// actions: with all of them, each would have too few of what goes together.
+// actions.
 func modelPrograms() *rapid.Generator[modelProgram] {
-	others := make([]modelAction, 0, modelActions)
-	for a := insertRows + 1; a < modelActions; a++ {
-		others = append(others, a)
-	}
-	some := rapid.SliceOfNDistinct(rapid.SampledFrom(others), 1, 8, rapid.ID[modelAction])
+	some := modeltest.Some(insertRows+1, modelActions)
 	return rapid.Custom(func(t *rapid.T) modelProgram {
 		return modelProgram{
 			Seed:  rapid.Uint64().Draw(t, "seed"),
@@ -97,14 +66,5 @@ func modelSetups() *rapid.Generator[modelSetup] {
 }
 
 func modelSteps(actions []modelAction) *rapid.Generator[modelStep] {
-	do := rapid.OneOf(rapid.Just(insertRows), rapid.SampledFrom(actions))
-	wait := rapid.OneOf(rapid.Just(0), rapid.IntRange(0, 5_000), rapid.IntRange(0, 200_000), rapid.IntRange(0, 4_000_000),
-		rapid.IntRange(0, 4_000_000), rapid.IntRange(0, 60_000_000))
-	number := rapid.IntRange(0, 11)
-	return rapid.Custom(func(t *rapid.T) modelStep {
-		return modelStep{
-			Do: do.Draw(t, "do"), A: number.Draw(t, "a"), B: number.Draw(t, "b"), C: rapid.IntRange(0, len(modelScripts)-1).Draw(t, "c"),
-			Wait: wait.Draw(t, "wait"),
-		}
-	})
+	return modeltest.Steps(insertRows, actions, rapid.IntRange(0, len(modelScripts)-1))
 }

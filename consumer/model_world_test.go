@@ -11,6 +11,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
 	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+	"github.com/cdc-relay/cdc-relay/internal/modeltest"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
@@ -54,7 +55,7 @@ type modelTrouble struct {
 }
 
 // modelViolation is something that must never be.
-type modelViolation struct{ Rule, Detail string }
+type modelViolation = modeltest.Violation
 
 // modelLog is the log of a partition.
 type modelLog struct {
@@ -141,7 +142,7 @@ func (w *modelWorld) trace(format string, args ...any) {
 // violated notes a broken rule. The lock is held.
 func (w *modelWorld) violated(rule, format string, args ...any) {
 	w.trace("BROKEN %s: "+format, append([]any{rule}, args...)...)
-	w.broken = append(w.broken, modelViolation{rule, fmt.Sprintf(format, args...)})
+	w.broken = append(w.broken, modelViolation{Rule: rule, Detail: fmt.Sprintf(format, args...)})
 }
 
 func (w *modelWorld) violations() []modelViolation {

@@ -70,6 +70,7 @@ var table = map[string][]string{
 
 	"internal/archtest":  {},
 	"internal/kafkatest": {anything},
+	"internal/modeltest": {anything},
 	"internal/nettest":   {anything},
 	"internal/pgtest":    {anything},
 	"internal/waltest":   {anything},

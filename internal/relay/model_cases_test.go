@@ -2,14 +2,9 @@ package relay
 
 import (
 	"testing"
-	"testing/synctest"
-)
 
-// inBubble runs a program in a bubble of its own.
-func inBubble(t *testing.T, p modelProgram, log func(string, ...any)) (broken []modelViolation) {
-	synctest.Test(t, func(*testing.T) { broken = runModel(p, log) })
-	return broken
-}
+	"github.com/cdc-relay/cdc-relay/internal/modeltest"
+)
 
 // TestModelCases runs programs that once went wrong, or that are hard to meet
 // by chance, with other latencies each time. With -v each one tells what
@@ -98,19 +93,8 @@ func TestModelCases(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			for seed := c.seed; seed != c.seed+20; seed++ {
-				checkCase(t, modelProgram{Seed: seed, Steps: c.steps})
+				modeltest.Case(t, seed, modelProgram{Seed: seed, Steps: c.steps}, runModel)
 			}
 		})
-	}
-}
-
-func checkCase(t *testing.T, p modelProgram) {
-	t.Helper()
-	var log func(string, ...any)
-	if testing.Verbose() {
-		log = t.Logf
-	}
-	for _, v := range inBubble(t, p, log) {
-		t.Errorf("seed %d: %s: %s", p.Seed, v.Rule, v.Detail)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pglogrepl"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/modeltest"
 	"github.com/cdc-relay/cdc-relay/internal/waltest"
 )
 
@@ -58,10 +59,7 @@ type modelWorld struct {
 }
 
 // modelViolation is something that must never be.
-type modelViolation struct {
-	Rule   string
-	Detail string
-}
+type modelViolation = modeltest.Violation
 
 // modelRow is a row of the outbox.
 type modelRow struct {
@@ -151,7 +149,7 @@ func (w *modelWorld) trace(format string, args ...any) {
 // violated notes a broken rule. The lock is held.
 func (w *modelWorld) violated(rule, format string, args ...any) {
 	w.trace("%s: "+format, append([]any{rule}, args...)...)
-	w.broken = append(w.broken, modelViolation{rule, fmt.Sprintf(format, args...)})
+	w.broken = append(w.broken, modelViolation{Rule: rule, Detail: fmt.Sprintf(format, args...)})
 }
 
 // begin opens a transaction at the end of the WAL. The lock is held.
