@@ -15,6 +15,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
 	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
+	"github.com/cdc-relay/cdc-relay/consumer/tables"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
@@ -202,12 +203,12 @@ func (c *Consumer) open(ctx context.Context) (func(), error) {
 		own.Close()
 		return nil, fmt.Errorf("running the consumer: %w", err)
 	}
-	c.quarantine = store.NewQuarantine(own, c.qualified("outbox_quarantine"), c.name())
+	c.quarantine = store.NewQuarantine(own, c.qualified(tables.Quarantine), c.name())
 	if c.opt.purpose == "" {
 		rows := store.NewRows(own, c.qualified(c.opt.table), c.owner, c.opt.lease, c.opt.abandonLimit)
 		c.memory, c.renewer = rows, rows.On(forRenewals)
 	} else {
-		receipts := store.NewReceipts(own, c.qualified("outbox_receipt"), c.opt.purpose, c.owner, c.opt.lease, c.opt.abandonLimit)
+		receipts := store.NewReceipts(own, c.qualified(tables.Receipt), c.opt.purpose, c.owner, c.opt.lease, c.opt.abandonLimit)
 		c.memory, c.renewer = receipts, receipts.On(forRenewals)
 		if c.inTx != nil {
 			c.engine = transacting{c, receipts, pool, c.inTx}
