@@ -136,7 +136,8 @@ func MaxAttempts(n int) Option { return func(o *options) { o.maxAttempts = n } }
 
 // AbandonLimit is how many attempts an event has at most whose processes die: at
 // the second death in a row or later, the attempt with this number makes it
-// FAILED; 5 by default.
+// FAILED; 5 by default. A death counts for all events that were in work in the
+// process, as nothing tells which of them has killed it.
 func AbandonLimit(n int) Option { return func(o *options) { o.abandonLimit = n } }
 
 // HandlerTimeout ends the context of an attempt; 0, the default, does not. If the
