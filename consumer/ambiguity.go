@@ -23,7 +23,9 @@ const (
 // does no harm.
 var Repeat = Policy{kind: repeatKind}
 
-// Hold makes the event FAILED with CONSUMER_AMBIGUOUS: a person decides.
+// Hold makes the event FAILED with CONSUMER_AMBIGUOUS: a person decides. As a
+// process that dies leaves all that it had claimed in doubt, nothing is claimed
+// before its handler can start: one statement for each event or few.
 var Hold = Policy{kind: holdKind}
 
 // Query asks the receiver by the event's key: Present is CONSUMED, Absent runs

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
@@ -272,6 +273,57 @@ func TestLanes(t *testing.T) {
 		if diff := cmp.Diff(want, order[strconv.Itoa(k)]); diff != "" {
 			t.Errorf("key %d (-want +got):\n%s", k, diff)
 		}
+	}
+}
+
+// TestHoldClaimsNothingAhead: should the process die, only events that handlers
+// have had are in doubt.
+func TestHoldClaimsNothingAhead(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		concurrency, running int
+		keys                 []string
+	}{
+		{1, 1, []string{"a", "b", "c"}},
+		{3, 3, []string{"a", "a", "b", "c", "d"}},
+		{4, 2, []string{"a", "a", "b", "b", "b"}},
+	} {
+		t.Run(fmt.Sprintf("%d of %v", c.concurrency, c.keys), func(t *testing.T) {
+			t.Parallel()
+			g := newGated()
+			b := newBed(t, 18, g.handle, Concurrency(c.concurrency), Ambiguity(Hold))
+			known := numbered(8) // it is known by then that handlers are fast
+			for range known {
+				g.leave <- nil
+			}
+			b.put(known...)
+			b.start()
+			b.await(int64(len(known)))
+			for range known {
+				<-g.entered
+			}
+			ids := b.rows(outbox.Sent, c.keys...)
+			list := make([]group.Record, len(ids))
+			for i, id := range ids {
+				list[i] = b.record(id, c.keys[i])
+			}
+			b.log.add(list...)
+			for range c.running {
+				<-g.entered
+			}
+			var claimed int
+			err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox WHERE send_status = 5`).Scan(&claimed)
+			if err != nil || claimed != c.running {
+				t.Errorf("%d claimed, %v, while %d handlers run", claimed, err, c.running)
+			}
+			for range ids {
+				g.leave <- nil
+			}
+			b.await(int64(len(known) + len(ids)))
+			for _, id := range ids {
+				b.want(id, consumed(1)) // none was claimed and handed back
+			}
+		})
 	}
 }
 

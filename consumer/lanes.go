@@ -33,11 +33,11 @@ func (p *partition) fill() (moved bool) {
 // acquire asks for the claims of what can start soon. By offset, nothing is
 // claimed behind a record that waits; with lanes, nothing of its key.
 func (p *partition) acquire() {
-	if p.claiming || !p.any(fresh) {
+	room := p.room()
+	if p.claiming || room <= 0 || !p.any(fresh) {
 		return
 	}
 	var (
-		room    = p.pace.chunk(p.c.opt)
 		chunk   []*item
 		claimed int // that can start when a handler is free
 		waits   = map[uint64]bool{}
@@ -50,8 +50,6 @@ func (p *partition) acquire() {
 			if lanes[it.lane]++; !waits[it.lane] {
 				claimed++
 			}
-		case waiting, running:
-			waits[it.lane] = waits[it.lane] || it.phase == waiting || p.slow(it)
 		case fresh:
 			// A second record of an event is looked at once the first one is done. One
 			// lane does not take the room of all others.
@@ -59,6 +57,8 @@ func (p *partition) acquire() {
 				lanes[it.lane]++
 				chunk = append(chunk, it)
 			}
+		default:
+			waits[it.lane] = waits[it.lane] || p.delays(it)
 		}
 		if it.phase != done {
 			events[it.ev.ID] = true
@@ -82,6 +82,27 @@ func (p *partition) acquire() {
 		p.c.engine.acquire(p.c.working, chunk)
 		p.acquired <- chunk
 	}()
+}
+
+// room is how many claimed events may wait for their handlers.
+func (p *partition) room() int {
+	if p.c.opt.claimsAhead() {
+		return p.pace.chunk(p.c.opt)
+	}
+	return min(p.c.opt.concurrency, p.c.opt.claimBatch) - p.handling
+}
+
+// delays reports whether nothing behind an event of its lane is to be claimed.
+func (p *partition) delays(it *item) bool {
+	switch it.phase {
+	case waiting:
+		return true
+	case running:
+		return p.slow(it) || !p.c.opt.claimsAhead()
+	case ended, settling:
+		return !it.out.end.final() && !p.c.opt.claimsAhead()
+	}
+	return false
 }
 
 // behind returns the events after one, as many as tell a wrong database.

@@ -101,6 +101,11 @@ func defaults() options {
 	}
 }
 
+// claimsAhead reports whether events are claimed before their handlers can start.
+// Each claim of a process that dies leaves its event in doubt, also where no
+// handler has had it, and with [Hold] all of these would wait for a person.
+func (o *options) claimsAhead() bool { return o.ambiguity.kind != holdKind }
+
 // Table names the outbox table, "public" and "outbox" by default. Receipts and
 // quarantine are in the same schema of their database.
 func Table(schema, table string) Option {
