@@ -97,6 +97,7 @@ type line struct {
 	stuck     bool        // nothing can be published
 	broken    error       // an invariant is
 	draining  bool
+	cut       bool             // for the stream has ended: budget is renewed
 	cause     error            // why the session ends, if it is not a stop
 	budget    <-chan time.Time // ends the draining
 	received  counts
@@ -122,7 +123,8 @@ func newLine(cfg Config, p *Parts, t Tenure, in *Inbox) *line {
 // run drives the line until stop is closed, the stream ends, the session must
 // end in order, or ctx ends. In all but the last case it receives nothing
 // more, waits until what is in flight is resolved, and saves and confirms the
-// position. A stop, and an end in order, wait no longer than the drain timeout.
+// position. A stop, and an end in order, wait no longer than the drain timeout,
+// and what follows the end of the stream no longer than cutBudget tells.
 func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 	defer l.letGo()
 	l.board.set(Recovering, nil)
@@ -144,7 +146,7 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 		select {
 		case g, ok := <-l.gulps():
 			if !ok {
-				l.drain()
+				l.streamEnded()
 				continue
 			}
 			l.gulp, l.rest, l.holding = g, g.Frames, true
@@ -160,6 +162,7 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 				return err
 			}
 		case <-tick.C:
+			l.renewBudget()
 			l.tick(ctx)
 		case <-l.sweepAt:
 			l.continueSweep(ctx)
@@ -174,7 +177,7 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 			l.board.set(Draining, nil)
 			l.drainWithin(l.cfg.DrainTimeout)
 		case <-l.budget:
-			l.log.Warn("drain timeout: what is in flight stays with the slot", "in_flight", l.ledger.Pending())
+			l.log.Warn("drain timeout: what is in flight stays with the slot", "in_flight", l.ledger.Pending(), "stream_ended", l.cut)
 			return l.cause
 		case <-ctx.Done():
 			return nil
@@ -225,10 +228,37 @@ func (l *line) drain() {
 
 // drainWithin drains, for at most that long.
 func (l *line) drainWithin(d time.Duration) {
-	if l.budget == nil {
-		l.budget = time.After(d)
+	if l.budget == nil || l.cut {
+		l.budget, l.cut = time.After(d), false
 	}
 	l.drain()
+}
+
+// cutBudget bounds the draining after the end of the stream, during which nothing
+// is streamed. What is left by then waits for something of its own, such as a
+// lock on its row, or a partition that does not answer while no other is asked:
+// it must not keep everything else waiting.
+const cutBudget = time.Minute
+
+// ended is a context that has: whoever is asked with it must not wait.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+func (l *line) streamEnded() {
+	l.cut, l.budget = true, time.After(cutBudget)
+	l.drain()
+}
+
+// renewBudget lets the time after the end of the stream count only while Kafka
+// and PostgreSQL are there. A new session would get no further without them, and
+// publish again what may be in the log, or is without SENT.
+func (l *line) renewBudget() {
+	if l.cut && (l.stuck || l.tenure.Permit(ended) != nil) {
+		l.budget = time.After(cutBudget)
+	}
 }
 
 // failBudget bounds the draining of a session that must end: what makes it end

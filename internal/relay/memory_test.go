@@ -48,6 +48,7 @@ type world struct {
 	locked    int64           // row that cannot be written, 0: none
 	hold      chan struct{}   // unless nil, acknowledgements wait until it is closed
 	mute      bool            // the broker does not answer
+	away      bool            // PostgreSQL does not
 	early     []pglogrepl.LSN // confirmed before it was saved: breaks I2
 	sources   []*memSource
 }
@@ -99,6 +100,14 @@ func (w *world) silence() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.mute = true
+}
+
+// down makes PostgreSQL go away, or come back: its rows cannot be written, nor
+// the lease renewed.
+func (w *world) down(away bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.away = away
 }
 
 // deafen makes the slot deliver nothing more to the sessions that there are.
@@ -202,8 +211,24 @@ type memTenure struct {
 	offered pglogrepl.LSN
 }
 
-func (t *memTenure) Session() event.Session       { return event.Session{SystemID: 1, Timeline: 1, Epoch: 1} }
-func (t *memTenure) Permit(context.Context) error { return nil }
+func (t *memTenure) Session() event.Session { return event.Session{SystemID: 1, Timeline: 1, Epoch: 1} }
+
+// Permit waits while PostgreSQL is away.
+func (t *memTenure) Permit(ctx context.Context) error {
+	for {
+		t.w.mu.Lock()
+		away := t.w.away
+		t.w.mu.Unlock()
+		if !away {
+			return nil
+		}
+		select {
+		case <-time.After(renewEvery):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
 
 func (t *memTenure) Offer(lsn pglogrepl.LSN) {
 	t.mu.Lock()
@@ -224,8 +249,14 @@ func (t *memTenure) Run(ctx context.Context, saved func(pglogrepl.LSN)) error {
 		lsn := t.offered
 		t.mu.Unlock()
 		t.w.mu.Lock()
-		t.w.saved = max(t.w.saved, lsn)
+		away := t.w.away
+		if !away {
+			t.w.saved = max(t.w.saved, lsn)
+		}
 		t.w.mu.Unlock()
+		if away {
+			continue
+		}
 		select {
 		case <-time.After(roundTrip):
 			saved(lsn)
@@ -405,6 +436,13 @@ func (r *memRecorder) Run(ctx context.Context) error {
 		refs := r.refs
 		r.refs = nil
 		r.mu.Unlock()
+		for r.isAway() {
+			select {
+			case <-time.After(renewEvery):
+			case <-ctx.Done():
+				return nil
+			}
+		}
 		r.w.mu.Lock()
 		refs = slices.DeleteFunc(refs, func(ref event.Ref) bool { return ref.ID == r.w.locked })
 		for i := range refs {
@@ -416,6 +454,12 @@ func (r *memRecorder) Run(ctx context.Context) error {
 		r.w.mu.Unlock()
 		r.out.Resolved(refs)
 	}
+}
+
+func (r *memRecorder) isAway() bool {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	return r.w.away
 }
 
 type memRows struct{ w *world }

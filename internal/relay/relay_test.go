@@ -160,6 +160,104 @@ func TestCutStreamDrainsAndStartsOver(t *testing.T) {
 	})
 }
 
+// A row that somebody has locked, or that a trigger refuses, cannot be settled
+// for as long as that lasts. When the connection was cut meanwhile, the session
+// waited for it, and nothing at all was streamed until a person ended the lock.
+func TestLockedRowDoesNotKeepACutStreamAway(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.locked = 2
+		r := newRelay(t, w, nil, nil)
+		stop := start(r)
+		elapse(time.Second)
+		w.commit(1, 2)
+		elapse(time.Second)
+		close(w.session(0).cut)
+		w.commit(3)
+		elapse(cutBudget + 5*time.Second)
+		synctest.Wait()
+		wantPublished(t, w, 1, 2, 2, 3) // 2 is READY: nobody knows of its record any more
+		if s := r.Status(); s.State != Streaming || s.HeldBack {
+			t.Errorf("status %+v", s)
+		}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// While Kafka or PostgreSQL is away, a session whose stream has ended goes on
+// waiting: a new one would get no further, and publish again what may be in the
+// log, or is without SENT.
+func TestCutStreamInALongOutage(t *testing.T) {
+	t.Parallel()
+	const outage = time.Hour
+	for _, c := range []struct {
+		name  string
+		begin func(*world, *Inbox)
+		end   func(*world, *Inbox)
+	}{
+		{"of Kafka", func(w *world, in *Inbox) {
+			w.hold = make(chan struct{})
+			in.Publisher().Trouble(&fault.Blocked{Reason: "kafka.connect"})
+		}, func(w *world, in *Inbox) {
+			close(w.hold)
+			in.Publisher().Trouble(nil)
+		}},
+		{"of PostgreSQL", func(w *world, _ *Inbox) { w.down(true) }, func(w *world, _ *Inbox) { w.down(false) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				var opened atomic.Pointer[Inbox]
+				stop := start(newRelay(t, w, func(ctx context.Context, tenure Tenure, in *Inbox) (*Parts, error) {
+					opened.Store(in)
+					return w.parts(ctx, tenure, in)
+				}, nil))
+				elapse(time.Second)
+				in := opened.Load()
+				c.begin(w, in)
+				w.commit(1, 2)
+				elapse(time.Second)
+				close(w.session(0).cut)
+				w.commit(3)
+				elapse(outage)
+				c.end(w, in)
+				elapse(10 * time.Second)
+				synctest.Wait()
+				wantPublished(t, w, 1, 2, 3)
+				if err := stop(); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+// A stop in that time takes no longer than any other, nor is it cut short.
+func TestStopAfterTheStreamWasCut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.locked = 1
+		stop := start(newRelay(t, w, nil, nil))
+		elapse(time.Second)
+		w.commit(1)
+		elapse(time.Second)
+		close(w.session(0).cut)
+		elapse(cutBudget / 2)
+		asked := time.Now()
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if got := time.Since(asked); got != 25*time.Second {
+			t.Errorf("draining took %v, want 25s", got)
+		}
+	})
+}
+
 // A fault that shows only once the stream runs must not flap every few seconds.
 func TestWhatBlocksAStreamIsMetAtGrowingIntervals(t *testing.T) {
 	t.Parallel()
