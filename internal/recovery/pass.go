@@ -28,7 +28,7 @@ SELECT * FROM (
     FROM (SELECT max(x.{id}) AS upto FROM (SELECT {id} FROM {table} WHERE {id} > $1::bigint ORDER BY {id} LIMIT $2::bigint) x) w
     LEFT JOIN {table} o ON o.{id} > $1::bigint AND o.{id} <= w.upto AND o.{send_status} = 0 AND o.{next_attempt_at} IS NULL) r
  WHERE r.cdc_relay_before < $3::bigint
- ORDER BY r.cdc_relay_before`
+ ORDER BY r.{id}`
 
 // Pass reads the READY rows of one snapshot that are not parked, by id. It is
 // not safe for concurrent use.
