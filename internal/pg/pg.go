@@ -145,12 +145,15 @@ func (o Options) pin(conf *pgconn.Config) {
 	}
 }
 
-// Connect makes one connection and proves the server; see Prove.
+// Connect makes one connection and proves the server; see Prove. A statement whose
+// answer does not come, though the server must have given it up by then, ends the
+// connection with an error.
 func Connect(ctx context.Context, o Options, expect *event.Session) (*pgx.Conn, Server, error) {
 	conf, err := o.ConnConfig()
 	if err != nil {
 		return nil, Server{}, err
 	}
+	conf.Tracer = o.limit()
 	conn, err := pgx.ConnectConfig(ctx, conf)
 	if err != nil {
 		return nil, Server{}, Explain(err)
@@ -179,8 +182,8 @@ func Close(conn *pgx.Conn) {
 }
 
 // NewPool makes a pool of at most maxConns connections, each proved when it is
-// made. It does not connect: errors come from the pool's methods; pass them
-// through Explain.
+// made, and ended as those of Connect are. It does not connect: errors come from
+// the pool's methods; pass them through Explain.
 func NewPool(ctx context.Context, o Options, expect *event.Session, maxConns int32) (*pgxpool.Pool, error) {
 	connConf, err := o.ConnConfig()
 	if err != nil {
@@ -191,8 +194,10 @@ func NewPool(ctx context.Context, o Options, expect *event.Session, maxConns int
 	if err != nil {
 		return nil, errDSN
 	}
+	connConf.Tracer = o.limit()
 	conf.ConnConfig = connConf
 	conf.MaxConns = maxConns
+	conf.PingTimeout = connConf.ConnectTimeout // of a connection that was idle
 	conf.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error { return o.setPassword(&c.Config) }
 	conf.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := o.prove(ctx, conn, expect)

@@ -13,10 +13,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
 	"github.com/cdc-relay/cdc-relay/internal/fault"
+	"github.com/cdc-relay/cdc-relay/internal/nettest"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 )
@@ -177,6 +179,61 @@ func TestProve(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestSilentDeath: what is sent over a connection vanishes, and nobody is told,
+// while other connections live. Who asked over it waited for as long as the kernel
+// repeats what it has sent, a quarter of an hour, or for ever where something between
+// acknowledges it.
+func TestSilentDeath(t *testing.T) {
+	t.Parallel()
+	for name, ask := range map[string]func(context.Context, *pgxpool.Pool) error{
+		"of a statement": func(ctx context.Context, pool *pgxpool.Pool) error {
+			_, err := pool.Exec(ctx, "SELECT 1")
+			return err
+		},
+		"of a query": func(ctx context.Context, pool *pgxpool.Pool) error {
+			return pool.QueryRow(ctx, "SELECT 1").Scan(nil)
+		},
+		"of a batch": func(ctx context.Context, pool *pgxpool.Pool) error {
+			var batch pgx.Batch
+			batch.Queue("SELECT 1")
+			return pool.SendBatch(ctx, &batch).Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+				conf, err := pgconn.ParseConfig(db.DSN)
+				if err != nil {
+					t.Fatal(err)
+				}
+				network := nettest.Postgres(t, conf)
+				options := pg.Options{StatementTimeout: 2 * time.Second,
+					DSN: fmt.Sprintf("host=%s port=%d user=%s dbname=%s sslmode=disable", conf.Host, conf.Port, conf.User, conf.Database)}
+				pool, err := pg.NewPool(t.Context(), options, nil, 2) // the dead one counts until the driver has given it up
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer pool.Close()
+				defer network.Close() // so that closing need not wait for who is silent
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if err := ask(ctx, pool); err != nil {
+					t.Fatal(err)
+				}
+				if network.Silence() != 1 {
+					t.Fatal("want one connection")
+				}
+				if err := ask(ctx, pool); !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+					t.Errorf("over a dead connection: %v; after a minute: %v", err, ctx.Err())
+				}
+				if err := ask(ctx, pool); err != nil {
+					t.Errorf("over a new connection: %v", err)
+				}
+			})
+		})
+	}
 }
 
 // TestStandby: a server in recovery is for a person, not an accident.

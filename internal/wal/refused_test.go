@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
 
@@ -40,6 +41,36 @@ func TestPublicationMissing(t *testing.T) {
 			server := waltest.Serve(t, waltest.Script{waltest.Streaming(noTimeout), tt.end}, waltest.Script{waltest.Login(nil), tt.answer})
 			s := start(t, config(t, server.DSN()))
 			wantBlocked(t, s.end(t), tt.reason)
+		})
+	}
+}
+
+// A server, or what stands before it, that accepts and then says nothing: the
+// leader waited for it for ever, kept the lease meanwhile, and no standby could
+// take over.
+func TestServerThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]waltest.Script{
+		"who it is":             {waltest.Login(nil)},
+		"that the slot streams": {waltest.Login(nil), waltest.Identify(noTimeout)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			over := make(chan struct{})
+			defer close(over)
+			server := waltest.Serve(t, append(before, waltest.Wait(over)))
+			cfg := config(t, server.DSN())
+			cfg.AnswerTimeout = time.Second
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			s, err := wal.Connect(ctx, cfg)
+			if err == nil {
+				err = s.Start(ctx)
+				s.Close()
+			}
+			if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || fault.AsBlocked(err) != nil {
+				t.Errorf("%v; after a minute: %v", err, ctx.Err())
+			}
 		})
 	}
 }

@@ -26,7 +26,7 @@ func (s *Stream) CreateSlot(ctx context.Context, failover bool) (pglogrepl.LSN, 
 		}
 		arguments += ", failover => true"
 	}
-	row, err := s.row(ctx, "SELECT lsn FROM pg_catalog.pg_create_logical_replication_slot("+arguments+")", 1)
+	row, err := s.slowRow(ctx, "SELECT lsn FROM pg_catalog.pg_create_logical_replication_slot("+arguments+")", 1)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", doing, err)
 	}

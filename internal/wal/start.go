@@ -62,6 +62,8 @@ func (s *Stream) Start(ctx context.Context) error {
 }
 
 func (s *Stream) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.answer)
+	defer cancel()
 	err := pglogrepl.StartReplication(ctx, s.conn, identifier(s.slot), 0, pglogrepl.StartReplicationOptions{
 		Mode: pglogrepl.LogicalReplication,
 		PluginArgs: []string{
@@ -183,7 +185,7 @@ func (s *Stream) publicationExists(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	asking := &Stream{conn: conn}
+	asking := &Stream{conn: conn, answer: s.answer}
 	defer asking.Close()
 	_, err = asking.row(ctx, `SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = `+literal(s.publication), 1)
 	return err == nil

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -31,6 +32,9 @@ type Config struct {
 	// ConfirmInterval is how long to wait between two statuses, at most a
 	// second and a tenth of the server's wal_sender_timeout. 0 is the most.
 	ConfirmInterval time.Duration
+	// AnswerTimeout is how long the server may take for each answer before the
+	// stream starts, the creation of a slot aside; 0 is 30 s.
+	AnswerTimeout time.Duration
 	// Permit is asked before the walsender of another relay is terminated: nil
 	// while the caller leads for certain, else it waits or returns an error,
 	// which Start returns. It may be nil, for a caller without rivals.
@@ -50,6 +54,7 @@ type Stream struct {
 	application string
 	interval    time.Duration // between two standby statuses
 	patience    time.Duration // without a message before the server is asked for one
+	answer      time.Duration // the server may take for one, before the stream starts
 	permit      func(context.Context) error
 	rhythm      sendRhythm // owned by Run
 	log         *slog.Logger
@@ -85,6 +90,7 @@ func Connect(ctx context.Context, cfg Config) (*Stream, error) {
 		config:      replicationConfig(cfg.Conn),
 		seen:        newProgress(),
 		gulps:       make(chan event.Gulp, bufferCount),
+		answer:      cmp.Or(cfg.AnswerTimeout, answerTimeout),
 	}
 	conf := s.config.Copy()
 	conf.DialFunc = dial
@@ -130,8 +136,14 @@ const settingsSQL = `SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_s
 	`pg_catalog.current_setting('server_version_num'), ` +
 	`(SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout')`
 
+// answerTimeout is what Config.AnswerTimeout is by default. A server that says
+// nothing must not keep a leader waiting that renews its lease meanwhile.
+const answerTimeout = 30 * time.Second
+
 // identify asks the server who it is and how patient.
 func (s *Stream) identify(ctx context.Context, confirmInterval time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, s.answer)
+	defer cancel()
 	who, err := pglogrepl.IdentifySystem(ctx, s.conn)
 	if err != nil {
 		return fmt.Errorf("identifying the server: %w", safe(err))
@@ -182,9 +194,16 @@ func intervals(serverTimeout, wanted time.Duration) (interval, patience time.Dur
 	return interval, patience
 }
 
-// row runs a query that returns one row of so many columns, NULL as "". On a
-// replication connection only the simple protocol works.
+// row runs a query that returns one row of so many columns, NULL as "".
 func (s *Stream) row(ctx context.Context, sql string, columns int) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.answer)
+	defer cancel()
+	return s.slowRow(ctx, sql, columns)
+}
+
+// slowRow is row for a query that may take any time. On a replication connection
+// only the simple protocol works.
+func (s *Stream) slowRow(ctx context.Context, sql string, columns int) ([]string, error) {
 	results, err := s.conn.Exec(ctx, sql).ReadAll()
 	if err != nil {
 		return nil, safe(err)
