@@ -101,8 +101,16 @@ func newMailer(ring *notice.Ring, url string, logger *slog.Logger) (*mailer.Mail
 	return mailer.New(ring, c), nil
 }
 
-// stallAfter is how long a partition with a lag may stand still.
+// stallAfter is how long a partition with a lag may stand still, and how long
+// joining the group may take.
 const stallAfter = 5 * time.Minute
+
+// healthy reports whether nothing is wrong that lasts. Who is no member of the
+// group has no partitions that could stand still.
+func healthy(h consumer.Health) bool {
+	away := !h.Joined && !h.Since.IsZero() && time.Since(h.Since) > stallAfter
+	return !away && len(h.TopicsMissing) == 0 && len(h.Stalled(stallAfter)) == 0
+}
 
 // status serves metrics and health.
 func status(c *consumer.Consumer, reg *prometheus.Registry) http.Handler {
@@ -111,7 +119,7 @@ func status(c *consumer.Consumer, reg *prometheus.Registry) http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		h := c.Health()
 		w.Header().Set("Content-Type", "application/json")
-		if len(h.TopicsMissing) > 0 || len(h.Stalled(stallAfter)) > 0 {
+		if !healthy(h) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 		json.NewEncoder(w).Encode(h) // who asked and left needs no answer
