@@ -30,40 +30,41 @@ func (p *partition) fill() (moved bool) {
 	return moved
 }
 
-// acquire asks for the claims of what can start soon. By offset, nothing is
-// claimed behind a record that waits; with lanes, nothing of its key.
+// acquire asks for the claims of what can start now or soon. By offset, nothing
+// is claimed behind a record that waits; with lanes, nothing of its key.
 func (p *partition) acquire() {
-	room := p.room()
-	if p.claiming || room <= 0 || !p.any(fresh) {
+	if p.claiming || !p.any(fresh) {
 		return
 	}
 	var (
-		chunk   []*item
-		claimed int // that can start when a handler is free
-		waits   = map[uint64]bool{}
-		lanes   = map[uint64]int{} // claims ahead of each
-		events  = map[outbox.ID]bool{}
+		chunk  []*item
+		places = p.places()
+		waits  = map[uint64]bool{}
+		events = map[outbox.ID]bool{}
 	)
 	for _, it := range p.window {
+		lane := it.lane
+		if p.c.opt.concurrency == 1 {
+			lane = 0
+		}
 		switch it.phase {
 		case ready:
-			if lanes[it.lane]++; !waits[it.lane] {
-				claimed++
+			if !waits[lane] {
+				places.take(lane)
 			}
 		case fresh:
-			// A second record of an event is looked at once the first one is done. One
-			// lane does not take the room of all others.
-			if !waits[it.lane] && !events[it.ev.ID] && lanes[it.lane] < max(1, room/p.c.opt.concurrency) {
-				lanes[it.lane]++
+			// A second record of an event is looked at once the first one is done.
+			if !waits[lane] && !events[it.ev.ID] && places.take(lane) {
 				chunk = append(chunk, it)
 			}
+			places.busy[lane] = true
 		default:
-			waits[it.lane] = waits[it.lane] || p.delays(it)
+			waits[lane] = waits[lane] || p.delays(it)
 		}
 		if it.phase != done {
 			events[it.ev.ID] = true
 		}
-		if len(chunk)+claimed >= room || p.c.opt.concurrency == 1 && waits[it.lane] {
+		if len(chunk) == p.c.opt.claimBatch || places.free+places.ahead <= 0 || p.c.opt.concurrency == 1 && waits[lane] {
 			break
 		}
 	}
@@ -84,23 +85,55 @@ func (p *partition) acquire() {
 	}()
 }
 
-// room is how many claimed events may wait for their handlers.
-func (p *partition) room() int {
-	if p.c.opt.claimsAhead() {
-		return p.pace.chunk(p.c.opt)
-	}
-	return min(p.c.opt.concurrency, p.c.opt.claimBatch) - p.handling
+// places are for events whose claims are held or asked for.
+type places struct {
+	free  int             // handlers that nothing is claimed for
+	busy  map[uint64]bool // lanes in which an event is before those to come
+	ahead int             // how many more may be claimed that have to wait for a handler
+	share int             // of one lane, so that it does not take the places of all others
+	lanes map[uint64]int  // claims ahead of each
 }
 
-// delays reports whether nothing behind an event of its lane is to be claimed.
+func (p *partition) places() places {
+	pl := places{free: p.c.opt.concurrency - p.handling, busy: map[uint64]bool{}, lanes: map[uint64]int{}}
+	if p.c.opt.claimsAhead() {
+		pl.ahead = p.pace.ahead(p.c.opt)
+	}
+	pl.share = max(1, pl.ahead/p.c.opt.concurrency)
+	for _, it := range p.window {
+		if it.phase == running { // also behind: an earlier event of its lane may have come back
+			pl.busy[it.lane] = true
+		}
+	}
+	return pl
+}
+
+// take takes a place for the next event of a lane, if there is one: a handler
+// if it could start now, otherwise one of those ahead.
+func (pl *places) take(lane uint64) bool {
+	if pl.free > 0 && !pl.busy[lane] {
+		pl.free--
+		pl.busy[lane] = true
+		return true
+	}
+	if pl.ahead <= 0 || pl.lanes[lane] >= pl.share {
+		return false
+	}
+	pl.ahead--
+	pl.lanes[lane]++
+	return true
+}
+
+// delays reports whether nothing behind an event of its lane is to be claimed, as
+// it could not start soon.
 func (p *partition) delays(it *item) bool {
 	switch it.phase {
-	case waiting:
-		return true
 	case running:
-		return p.slow(it) || !p.c.opt.claimsAhead()
+		return p.slow(it)
 	case ended, settling:
-		return !it.out.end.final() && !p.c.opt.claimsAhead()
+		return !it.out.end.final()
+	case waiting, unusable, rejecting:
+		return true
 	}
 	return false
 }
@@ -251,15 +284,15 @@ func (p *pace) add(d time.Duration) {
 	p.mean += (d - p.mean) / 8
 }
 
-// chunk is how many events to claim ahead: what can start within a third of the
-// lease, one for each handler until it is known how long they take.
-func (p *pace) chunk(o options) int {
-	if !p.known {
-		return min(o.concurrency, o.claimBatch)
+// ahead is how many events to claim besides those that can start now: what can
+// start within a third of the lease, none until it is known how long handlers
+// take.
+func (p *pace) ahead(o options) int {
+	switch {
+	case !p.known:
+		return 0
+	case p.mean <= 0:
+		return o.claimBatch
 	}
-	n := int64(o.claimBatch)
-	if p.mean > 0 {
-		n = min(n, int64(o.lease/3)*int64(o.concurrency)/int64(p.mean))
-	}
-	return max(int(n), 1)
+	return int(min(int64(o.claimBatch), int64(o.lease/3)*int64(o.concurrency)/int64(p.mean)))
 }

@@ -167,8 +167,8 @@ func (p *partition) step() time.Duration {
 			p.advance()
 		}
 		p.reject()
-		p.acquire()
 		p.start()
+		p.acquire() // behind those that have started
 		p.unclaim()
 	}
 	p.settle()
