@@ -218,6 +218,7 @@ func (p *partition) advance() {
 	for _, it := range p.window[:n] {
 		p.bytes -= it.rec.Size()
 	}
+	clear(p.window[:n]) // the array behind it may live on for long
 	p.window = p.window[n:]
 	switch {
 	case len(p.window) > 0:
