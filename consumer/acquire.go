@@ -47,6 +47,7 @@ type claiming struct{ *Consumer }
 func (c claiming) acquire(ctx context.Context, items []*item) {
 	ctx, cancel := context.WithTimeout(ctx, c.opt.statementWait)
 	defer cancel()
+	defer c.tenures.ask(items)()
 	rest, err := c.claim(ctx, items)
 	if err == nil && len(rest) > 0 {
 		if err = c.explain(ctx, rest, c.decide); err == nil {
@@ -190,12 +191,12 @@ func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
 }
 
 // unknowing reports whether the event is held by a claim of this process that
-// nobody here knows of: the statement that won it had no answer. Its handler may
-// also have been started by a line of an earlier generation of the group, which
-// still records its outcome.
+// nobody here knows of: the statement that won it had no answer. It may also be
+// that of another line, of an earlier generation of the group or of a partition
+// that has the event, too, or of a retry from the quarantine.
 func (c *Consumer) unknowing(it *item, s store.State) bool {
 	return it.unsure && (s.Kind == store.Live || s.Kind == store.Abandoned) && s.ClaimedBy == c.owner &&
-		!c.tenures.ran(it.ev.ID, s.Generation)
+		!c.tenures.known(it.ev.ID, s.Generation)
 }
 
 // giveUp hands back a claim under which nothing was started: otherwise the event

@@ -141,6 +141,7 @@ func (c *Consumer) asked(ctx context.Context, after int64) []store.Stored {
 func (c *Consumer) retryOne(ctx context.Context, row store.Stored) {
 	it := c.item(storedRecord(row))
 	it.asked = row.ID
+	it.unsure = true // the claim of an earlier look may have had no answer
 	if it.phase == fresh {
 		c.passOnce(ctx, it)
 	}
@@ -166,14 +167,29 @@ func (c *Consumer) passOnce(ctx context.Context, it *item) {
 		return
 	}
 	it.lend(running)
-	handling, end := c.tenures.run(c.handling, it.ev.ID, it.live)
-	it.out = c.engine.attempt(handling, it)
-	end()
+	if it.out = (outcome{end: handBack}); c.startable(it) {
+		handling, end := c.tenures.run(c.handling, it.ev.ID, it.live)
+		it.out = c.engine.attempt(handling, it)
+		end()
+	}
 	for it.then = ended; it.then == ended && ctx.Err() == nil; {
 		pauseFor(ctx, time.Until(it.due)) // while somebody has the row locked
 		it.lend(settling)
 		c.engine.settle(ctx, []*item{it})
 	}
+}
+
+// startable reports whether the handler of a claimed item may run: there is none
+// in a line, and the claim is believed in.
+func (c *Consumer) startable(it *item) bool {
+	if c.tenures.runs(it.ev.ID) {
+		return false
+	}
+	if it.live == nil {
+		return true
+	}
+	usable, _ := c.tenures.standing(it.live)
+	return usable
 }
 
 func storedRecord(row store.Stored) group.Record {

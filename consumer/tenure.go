@@ -34,10 +34,13 @@ type tenures struct {
 	// started is the generation under which an event's handler was started last,
 	// until it is known what was recorded of that.
 	started map[outbox.ID]int32
+	// asking counts those parts of the process that ask for an event's claim: one
+	// of them may have won it and not know yet.
+	asking map[outbox.ID]int
 }
 
 func newTenures(lease time.Duration) *tenures {
-	return &tenures{lease: lease, all: map[*tenure]struct{}{}, busy: map[outbox.ID]int{}, started: map[outbox.ID]int32{}}
+	return &tenures{lease: lease, all: map[*tenure]struct{}{}, busy: map[outbox.ID]int{}, started: map[outbox.ID]int32{}, asking: map[outbox.ID]int{}}
 }
 
 // margin is how much earlier than the row's lease a handler's context ends.
@@ -106,12 +109,38 @@ func (ts *tenures) runs(id outbox.ID) bool {
 	return ts.busy[id] > 0
 }
 
-// ran reports whether a handler of the event was started under a claim, and
-// what was recorded of that is not known.
-func (ts *tenures) ran(id outbox.ID, generation int32) bool {
+// ask notes that the claims of events are asked for, until the function that it
+// returns is called.
+func (ts *tenures) ask(items []*item) (asked func()) {
+	ts.count(items, 1)
+	return func() { ts.count(items, -1) }
+}
+
+func (ts *tenures) count(items []*item, by int) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	return ts.started[id] == generation
+	for _, it := range items {
+		if ts.asking[it.ev.ID] += by; ts.asking[it.ev.ID] == 0 {
+			delete(ts.asking, it.ev.ID)
+		}
+	}
+}
+
+// known reports whether a part of the process other than the one that asks may
+// rely on a claim: it holds it, or is about to; or it has started a handler under
+// it, and what was recorded of that is not known.
+func (ts *tenures) known(id outbox.ID, generation int32) bool {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if ts.started[id] == generation || ts.asking[id] > 1 {
+		return true
+	}
+	for t := range ts.all {
+		if t.held.EventID == id && t.held.Generation == generation {
+			return true
+		}
+	}
+	return false
 }
 
 // forget says that it is known what became of an event's claims up to a
