@@ -64,11 +64,13 @@ func (t transacting) attempt(ctx context.Context, it *item) outcome {
 		return outcome{end: put, delay: soon}
 	}
 	it.ev.Attempt = attempts + 1
-	handle := t.wrap(func(ctx context.Context, ev *Event) error { return t.handler(ctx, tx, ev) })
+	handle := func(ctx context.Context, ev *Event) error { // the middleware is the application's, too, and may panic
+		return t.wrap(func(ctx context.Context, ev *Event) error { return t.handler(ctx, tx, ev) })(ctx, ev)
+	}
 	if err := t.call(ctx, handle, it.ev); err != nil {
 		return t.undone(it, err, context.Cause(ctx))
 	}
-	return t.commit(ctx, it, tx)
+	return t.commit(it, tx)
 }
 
 // begin begins a transaction with the receipt; there is none if tx is nil. The
@@ -103,8 +105,10 @@ func (t transacting) undone(it *item, err, cause error) outcome {
 // rollbackTimeout bounds how long the end of a failed transaction is waited for.
 const rollbackTimeout = 5 * time.Second
 
-func (t transacting) commit(ctx context.Context, it *item, tx pgx.Tx) outcome {
-	within, cancel := context.WithTimeout(ctx, t.opt.statementWait)
+// commit commits what a handler has done, although the handler's context may have
+// ended meanwhile.
+func (t transacting) commit(it *item, tx pgx.Tx) outcome {
+	within, cancel := context.WithTimeout(t.working, t.opt.statementWait)
 	defer cancel()
 	err := tx.Commit(within)
 	var refused *pgconn.PgError
@@ -114,7 +118,7 @@ func (t transacting) commit(ctx context.Context, it *item, tx pgx.Tx) outcome {
 	case errors.As(err, &refused), errors.Is(err, pgx.ErrTxCommitRollback), errors.Is(err, pgx.ErrTxClosed):
 		return t.again(it, store.CodeSystem, "the transaction of the effect could not be committed", err)
 	default:
-		return t.unsure(ctx, it, err) // the receipt tells whether it was
+		return t.unsure(t.working, it, err) // the receipt tells whether it was
 	}
 }
 
