@@ -95,10 +95,13 @@ func build(cfg Config, opts []Option) (*Consumer, error) {
 		}
 		o(&c.opt)
 	}
+	if c.opt.receiptDB != nil {
+		c.cfg.DB = c.opt.receiptDB
+	}
 	if slices.Contains(cfg.Topics, c.opt.quarantineTopic) {
 		return nil, errors.New("making a consumer: option Quarantine: the group reads this topic, and would quarantine each copy again")
 	}
-	if err := errors.Join(cfg.validate(), c.opt.validate()); err != nil {
+	if err := errors.Join(c.cfg.validate(), c.opt.validate()); err != nil {
 		return nil, fmt.Errorf("making a consumer: %w", err)
 	}
 	c.log = c.opt.logger.With("group", cfg.Group)
@@ -188,9 +191,6 @@ func (c *Consumer) groupConfig() group.Config {
 // open makes the connections of the kit's own.
 func (c *Consumer) open(ctx context.Context) (func(), error) {
 	pool := c.cfg.DB
-	if c.opt.purpose != "" && c.opt.receiptDB != nil {
-		pool = c.opt.receiptDB
-	}
 	own, err := pgxpool.NewWithConfig(ctx, store.PoolConfig(pool.Config()))
 	if err != nil {
 		return nil, fmt.Errorf("running the consumer: %w", err)
@@ -340,15 +340,16 @@ const allPartitions = -1
 func (c *Consumer) item(rec group.Record) *item {
 	it := &item{rec: rec, phase: fresh}
 	it.ev, it.bad = decode(rec)
+	it.lane = lane(rec, it.ev)
+	if it.bad == nil && c.opt.filter != nil && !c.wanted(it) {
+		it.lend(done)
+		return it
+	}
 	if it.bad == nil {
 		it.bad = beyond(it.ev, c.opt.horizon, time.Now())
 	}
-	it.lane = lane(rec, it.ev)
-	switch {
-	case it.bad != nil:
+	if it.bad != nil {
 		it.lend(unusable)
-	case c.opt.filter != nil && !c.wanted(it):
-		it.lend(done)
 	}
 	return it
 }
@@ -362,7 +363,6 @@ func (c *Consumer) wanted(it *item) bool {
 	}()
 	if err != nil {
 		it.bad = &defect{store.ReasonBadHeaders, "the consumer's filter panicked on the record's headers"}
-		it.lend(unusable)
 		return true
 	}
 	return wanted

@@ -230,13 +230,14 @@ func TestFilterAndHorizon(t *testing.T) {
 		}
 		return false
 	}))
-	ids := []outbox.ID{outbox.NewID(), outbox.NewID(), outbox.NewID()}
-	for i, typ := range []string{"ours", "theirs", "ours"} {
+	ids := []outbox.ID{outbox.NewID(), outbox.NewID(), outbox.NewID(), outbox.NewID()}
+	for i, typ := range []string{"ours", "theirs", "ours", "theirs"} {
 		b.log.add(group.Record{Key: []byte("k"), Headers: headers("ce_id", ids[i].String(), "ce_type", typ)})
 	}
 	b.log.list[2].Time = time.Now().Add(-25 * time.Hour)
+	b.log.list[3].Time = time.Now().Add(-25 * time.Hour) // is nobody's, however old
 	b.start()
-	b.await(3)
+	b.await(4)
 	if diff := cmp.Diff(ids[:1], got.all()); diff != "" {
 		t.Errorf("handled (-want +got):\n%s", diff)
 	}
@@ -284,5 +285,10 @@ func TestSettingsThatCannotWork(t *testing.T) {
 	}
 	if _, err := New(good, handle); err != nil {
 		t.Errorf("good settings: %v", err)
+	}
+	away := good // the outbox's database cannot be reached
+	away.DB = nil
+	if _, err := New(away, handle, Receipts("mail"), Horizon(time.Hour), ReceiptDB(good.DB)); err != nil {
+		t.Errorf("receipts in a database of their own: %v", err)
 	}
 }
