@@ -58,6 +58,8 @@ func (c *Consumer) caught(ev *Event, err *error) {
 // ask asks the receiver of an effect whether it happened.
 func (c *Consumer) ask(ctx context.Context, it *item) (found Found, err error) {
 	defer c.caught(it.ev, &err)
+	ctx, cancel := c.limited(ctx)
+	defer cancel()
 	return c.opt.ambiguity.ask(ctx, it.ev)
 }
 
@@ -92,6 +94,8 @@ func (c *Consumer) clear(ctx context.Context, it *item) (outcome, bool) {
 			return outcome{end: succeed, counted: Consumed}, true
 		case err == nil && found == Absent:
 			return outcome{}, false
+		case toldToEnd(context.Cause(ctx)):
+			return c.cutOff(it, err), true
 		default:
 			return c.again(it, store.CodeAmbiguous, "whether an earlier attempt had its effect is not known yet", err), true
 		}
@@ -118,7 +122,7 @@ func (c *Consumer) judge(ctx context.Context, it *item, err, cause error) outcom
 	definite := errors.As(err, &own) && (own.verdict != system && own.verdict != ambiguous)
 	switch {
 	case definite:
-	case errors.Is(cause, errStopping), errors.Is(cause, ErrClaimLost):
+	case toldToEnd(cause):
 		return c.cutOff(it, err)
 	case errors.Is(cause, errTimeout) && !errors.Is(err, ErrNotStarted):
 		return c.doubt(ctx, it, err)
@@ -145,6 +149,11 @@ func (c *Consumer) judge(ctx context.Context, it *item, err, cause error) outcom
 	default:
 		return c.again(it, store.CodeSystem, systemMessage, err)
 	}
+}
+
+// toldToEnd reports whether a handler's context ended by a stop or before its lease.
+func toldToEnd(cause error) bool {
+	return errors.Is(cause, errStopping) || errors.Is(cause, ErrClaimLost)
 }
 
 // cutOff is for a handler whose context ended, by a stop or before its lease:

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
@@ -156,5 +157,49 @@ func TestHandlerTimeout(t *testing.T) {
 	}, store.Claim{}, HandlerTimeout(time.Millisecond))
 	if o.end != release || o.code != store.CodeAmbiguous { // it was cut off in its middle
 		t.Errorf("end %d, code %q", o.end, o.code)
+	}
+}
+
+// TestQueryThatHangs: it is bounded like the attempt that it is part of, whether
+// that begins with it or ends in it.
+func TestQueryThatHangs(t *testing.T) {
+	t.Parallel()
+	hang := Ambiguity(Query(func(ctx context.Context, _ *Event) (Found, error) {
+		<-ctx.Done()
+		return Unknown, ctx.Err()
+	}))
+	for name, claim := range map[string]store.Claim{"begins in doubt": {ErrorCode: store.CodeAbandoned}, "ends in doubt": {}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				o, _ := attemptOf(t, func(context.Context, *Event) error { return Ambiguous(errors.New("no answer")) }, claim,
+					hang, HandlerTimeout(time.Second))
+				if o.end != release || o.code != store.CodeAmbiguous {
+					t.Errorf("end %d, code %q", o.end, o.code)
+				}
+			})
+		})
+	}
+}
+
+// TestQueryThatIsCutOff is no failure, so that it does not use up the last
+// attempt.
+func TestQueryThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	for name, cause := range map[string]error{"stop": errStopping, "lease over": ErrClaimLost} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, stop := context.WithCancelCause(t.Context())
+			c := &Consumer{opt: defaults(), log: slog.New(slog.DiscardHandler)}
+			c.opt.maxAttempts = 2
+			c.opt.ambiguity = Query(func(ctx context.Context, _ *Event) (Found, error) {
+				stop(cause)
+				return Unknown, ctx.Err()
+			})
+			it := &item{ev: &Event{Attempt: 2, Ambiguous: true}, claim: newClaim(store.Claim{}, nil)}
+			if o := (claiming{c}).attempt(ctx, it); o.end != release || o.code != store.CodeAmbiguous {
+				t.Errorf("end %d, code %q", o.end, o.code)
+			}
+		})
 	}
 }

@@ -25,8 +25,8 @@ type Config struct {
 	Group string
 	// Topics are all read by every member; each must exist.
 	Topics []string
-	// DB is the database of the outbox; with receipts and [ReceiptDB] nil it is
-	// the consumer's own. The kit opens connections of its own with the pool's
+	// DB is the database of the outbox; with [Receipts] it is the consumer's own,
+	// which [ReceiptDB] names as well. The kit opens connections of its own with the pool's
 	// settings, so that neither waits for the other.
 	DB *pgxpool.Pool
 }
@@ -145,8 +145,8 @@ func MaxAttempts(n int) Option { return func(o *options) { o.maxAttempts = n } }
 // process, as nothing tells which of them has killed it.
 func AbandonLimit(n int) Option { return func(o *options) { o.abandonLimit = n } }
 
-// HandlerTimeout ends the context of an attempt; 0, the default, does not. If the
-// handler then fails without saying why, its effect is in doubt, and the policy
+// HandlerTimeout ends the context of a handler, and that of a [Query]; 0, the
+// default, does not. If the handler then fails without saying why, its effect is in doubt, and the policy
 // of [Ambiguity] decides.
 func HandlerTimeout(d time.Duration) Option { return func(o *options) { o.handlerTimeout = d } }
 
@@ -176,7 +176,7 @@ func Drain(d time.Duration) Option { return func(o *options) { o.drain = d } }
 func Receipts(purpose string) Option { return func(o *options) { o.purpose = purpose } }
 
 // ReceiptDB is where receipts and the quarantine are, Config.DB by default. With
-// it Config.DB is not used.
+// it Config.DB is not used, and may be nil.
 func ReceiptDB(pool *pgxpool.Pool) Option { return func(o *options) { o.receiptDB = pool } }
 
 // Horizon is the age above which a record is quarantined as BEYOND_HORIZON: its
