@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
@@ -107,12 +108,25 @@ func NewActions(table *Table, person string, timeout time.Duration) *Actions {
 const changeSQL = `
 WITH pick AS MATERIALIZED (
   SELECT o.id, coalesce(o.commit_lsn::text, '') AS position FROM {table} o
-   WHERE o.id = ANY ($1::bigint[]) AND o.send_status = ANY ($2::smallint[]) AND (o.finished_at IS NULL OR $3::bool)
+   WHERE o.id = ANY ($1::bigint[]) AND o.send_status = ANY ($2::smallint[]) AND ({finished_at} IS NULL OR $3::bool)
    ORDER BY o.id FOR NO KEY UPDATE OF o {locked}),
 changed AS (
   UPDATE {table} o SET {set}
     FROM pick p WHERE o.id = p.id AND o.id = ANY ($1::bigint[])
   RETURNING o.id, o.{=event_id} AS event_id, p.position)`
+
+// able says why an action cannot be carried out on this table; nil if it can.
+// An application's own table may lack what only consumers use, finished_at among
+// that, without which a row that is FAILED cannot be told from one that was
+// skipped.
+func (a *Actions) able(action Action) error {
+	if action != Skip || a.table.has("finished_at") {
+		return nil
+	}
+	return &fault.Blocked{Reason: "table.columns",
+		What:   fmt.Sprintf("the table %s has no finished_at, by which a row is known to be skipped: nothing was changed", a.table.cfg.Table),
+		Remedy: fmt.Sprintf("run: ALTER TABLE %s ADD COLUMN finished_at timestamptz", a.table.cfg.Table.Ident())}
+}
 
 // changeText is the statement that carries an action out; locked says what to
 // do about rows that somebody has locked: wait, which is "", or SKIP LOCKED.
@@ -131,6 +145,9 @@ const maxBatch = 500
 // the rest was not touched, but for the batch whose answer may have been lost:
 // the error says so. Doing it again leaves alone what is done.
 func (a *Actions) Apply(ctx context.Context, order Order, ids []int64, rate int) ([]Result, error) {
+	if err := a.able(order.Action); err != nil {
+		return nil, err
+	}
 	var results []Result
 	doubt := 0
 	err := inBatches(ctx, ids, rate, func(batch []int64) error {
@@ -271,6 +288,9 @@ func codes(list []outbox.Status) []int16 {
 
 // Preview tells what Apply would do to each row, and changes nothing.
 func (a *Actions) Preview(ctx context.Context, order Order, ids []int64) ([]Result, error) {
+	if err := a.able(order.Action); err != nil {
+		return nil, err
+	}
 	would := map[Action]Outcome{Replay: WouldReplay, Skip: WouldSkip}[order.Action]
 	results := make([]Result, 0, len(ids))
 	err := inBatches(ctx, ids, 0, func(batch []int64) error {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 	"github.com/cdc-relay/cdc-relay/outbox"
@@ -552,6 +553,50 @@ func TestMappedColumns(t *testing.T) {
 		picked, err := b.actions.Pick(t.Context(), Filter{EventIDs: []outbox.ID{event}, Limit: 1})
 		if err != nil || !slices.Equal(picked.IDs, ids[:1]) || !strings.HasSuffix(b.row(t, ids[1]), "due now") {
 			t.Errorf("%v, %v, held row: %s", picked, err, b.row(t, ids[1]))
+		}
+	})
+}
+
+// An application's own table need not have the columns that only consumers use,
+// finished_at among them. Its FAILED rows were listed with the advice to replay
+// or to skip them, and both ended with "column o.finished_at does not exist".
+func TestTableWithoutConsumers(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		b := newBench(t, db)
+		ids := b.insert(t, "a", publishFailed, publishFailed, sent)
+		b.exec(t, `ALTER TABLE outbox DROP COLUMN claim_generation CASCADE, DROP COLUMN claimed_by CASCADE,
+			DROP COLUMN lease_until CASCADE, DROP COLUMN finished_at CASCADE`)
+		table, err := Open(t.Context(), b.admin, Config{Table: pg.Table{Schema: "public", Name: "outbox"}, TopicTemplate: "t"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		actions := NewActions(table, testPerson, time.Minute)
+		results, err := actions.Apply(t.Context(), Order{Action: Replay, From: failedOnly}, ids, 0)
+		if err != nil {
+			t.Fatalf("replay: %v", err)
+		}
+		var got []Outcome
+		for _, r := range results {
+			got = append(got, r.Outcome)
+		}
+		if diff := cmp.Diff([]Outcome{Replayed, Replayed, NotFailed}, got); diff != "" {
+			t.Errorf("replay (-want +got):\n%s", diff)
+		}
+
+		b.exec(t, "UPDATE outbox SET "+publishFailed+" WHERE id = $1", ids[0])
+		before := b.rows(t, ids)
+		skip := Order{Action: Skip, From: failedOnly, Reason: "test"}
+		_, preview := actions.Preview(t.Context(), skip, ids[:1])
+		_, applied := actions.Apply(t.Context(), skip, ids[:1], 0)
+		for what, err := range map[string]error{"a preview": preview, "a skip": applied} {
+			blocked := fault.AsBlocked(err)
+			if blocked == nil || blocked.Reason != "table.columns" || !strings.Contains(blocked.Remedy, `ALTER TABLE "public"."outbox" ADD COLUMN finished_at timestamptz`) {
+				t.Errorf("%s without finished_at: %v, want table.columns with the statement that adds it", what, err)
+			}
+		}
+		if diff := cmp.Diff(before, b.rows(t, ids)); diff != "" {
+			t.Errorf("a skip that was refused has changed rows (-before +after):\n%s", diff)
 		}
 	})
 }

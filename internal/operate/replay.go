@@ -12,7 +12,7 @@ import (
 // order of its aggregate, commit_lsn, is kept. The trigger of the table tells
 // the relay.
 const replaySet = `send_status = 0, next_attempt_at = now(), attempts = 0, error_code = NULL, error_message = NULL,
-         sent_at = NULL, finished_at = NULL`
+         sent_at = NULL{unfinished}`
 
 // lookInterval is the time between two looks at rows that are waited for.
 const lookInterval = 200 * time.Millisecond

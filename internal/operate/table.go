@@ -142,13 +142,19 @@ func (t *Table) check() error {
 
 // replacements are pairs for a statement's text. {name} is the value of a
 // column of the row o, whether or not the table has the column; {=name} is the
-// column's quoted name, for one that every table has.
+// column's quoted name, for one that every table has. {unfinished} sets
+// finished_at back, if there is one.
 func (t *Table) replacements() []string {
+	unfinished := ""
+	if t.has("finished_at") {
+		unfinished = ", finished_at = NULL"
+	}
 	pairs := []string{
 		"{table}", t.cfg.Table.Ident(),
 		"{lease}", t.cfg.Table.Sibling("cdc_relay_lease").Ident(),
 		"{topics}", t.cfg.Table.Sibling("cdc_relay_topic").Ident(),
 		"{audit}", t.cfg.Table.Sibling("cdc_relay_audit").Ident(),
+		"{unfinished}", unfinished,
 		"{payload_bytes}", t.payloadBytes(),
 		"{payload_raw}", t.payloadRaw(),
 	}
