@@ -91,17 +91,18 @@ func (v *vitals) watch(reg prometheus.Registerer) {
 
 // observed is what the listener shows.
 type observed struct {
-	relay   *relay.Relay
-	vitals  *vitals
-	sampler *sampler.Sampler
-	metrics prometheus.Gatherer
+	instance string // this process, as the lease names it
+	relay    *relay.Relay
+	vitals   *vitals
+	sampler  *sampler.Sampler
+	metrics  prometheus.Gatherer
 }
 
 func newMonitor(c *config.Config, o observed, log *slog.Logger) (*monitor.Server, error) {
 	return monitor.New(monitor.Options{
 		Listen:   c.HTTP.Listen,
 		Pipeline: c.Pipeline,
-		Status:   func() monitor.Status { return o.status(c.Slot.Name) },
+		Status:   func() monitor.Status { return o.tell(c.Slot.Name, o.relay.Status(), o.sampler.Last()) },
 		Health:   o.health,
 		Limits:   monitor.Limits{StallAfter: c.HTTP.StallAfter, Lease: c.Lease.TakeoverAfter, Beat: beatLimit(c)},
 		Metrics:  o.metrics,
@@ -110,20 +111,23 @@ func newMonitor(c *config.Config, o observed, log *slog.Logger) (*monitor.Server
 	})
 }
 
-func (o observed) status(slot string) monitor.Status {
-	s := o.relay.Status()
+// tell puts together what the relay knows of itself and the last look at the
+// tables, nil if there was none.
+func (o observed) tell(slot string, s relay.Status, last *sampler.Sample) monitor.Status {
 	status := monitor.Status{
 		State: string(s.State), Since: s.Since,
 		Reason: s.Reason, What: s.What, Remedy: s.Remedy,
 		Leader: s.Leader, Slot: slot, Epoch: s.Epoch,
 		Positions: monitor.Positions(s.Positions),
 	}
-	last := o.sampler.Last()
-	if last != nil && last.Lease.Held {
-		status.LeaderInstance = last.Lease.Instance
-	}
-	if last != nil && !s.Leader {
+	switch {
+	case s.Leader: // the tables were looked at some seconds ago, under another one perhaps
+		status.LeaderInstance = o.instance
+	case last != nil:
 		status.Epoch = last.Lease.Epoch
+		if last.Lease.Held {
+			status.LeaderInstance = last.Lease.Instance
+		}
 	}
 	return status
 }

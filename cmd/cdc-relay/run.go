@@ -54,7 +54,12 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	metrics, reg := newRegistry(c)
 	v := &vitals{pulse: pulse.NewBoard()}
 	v.watch(reg)
-	r, err := newRelay(c, v, log, reg)
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("asking for the host name: %w", err)
+	}
+	instance := fmt.Sprintf("%s/%d", host, os.Getpid())
+	r, err := newRelay(c, v, instance, log, reg)
 	if err != nil {
 		return err
 	}
@@ -65,7 +70,7 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	server, err := newMonitor(c, observed{relay: r, vitals: v, sampler: samples, metrics: metrics}, log)
+	server, err := newMonitor(c, observed{instance: instance, relay: r, vitals: v, sampler: samples, metrics: metrics}, log)
 	if err != nil {
 		return err
 	}
@@ -92,11 +97,7 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger) error {
 // checkEvery lets what makes a server unfit be seen within a minute.
 const checkEvery = 30 * time.Second
 
-func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Registerer) (*relay.Relay, error) {
-	host, err := os.Hostname()
-	if err != nil {
-		return nil, fmt.Errorf("asking for the host name: %w", err)
-	}
+func newRelay(c *config.Config, v *vitals, instance string, log *slog.Logger, reg prometheus.Registerer) (*relay.Relay, error) {
 	o, err := newOpener(c, v, log, reg)
 	if err != nil {
 		return nil, err
@@ -105,7 +106,7 @@ func newRelay(c *config.Config, v *vitals, log *slog.Logger, reg prometheus.Regi
 		Connect:       o.connectLease,
 		Schema:        c.Outbox.Table.Schema,
 		Slot:          c.Slot.Name,
-		Instance:      fmt.Sprintf("%s/%d", host, os.Getpid()),
+		Instance:      instance,
 		TTL:           c.Lease.TTL,
 		RenewInterval: c.Lease.RenewInterval,
 		PublishWithin: c.Lease.PublishWithin,
