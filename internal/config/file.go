@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -19,7 +18,7 @@ const DefaultFile = "cdc-relay.yaml"
 // readFile returns the settings of the file called name. A missing file is a
 // problem only when it was asked for.
 func readFile(name string, asked bool) (map[string]any, []Problem) {
-	data, err := os.ReadFile(name)
+	data, err := readBounded(name, maxFile)
 	if errors.Is(err, fs.ErrNotExist) && !asked {
 		return nil, nil
 	}

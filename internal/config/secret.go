@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 )
@@ -48,8 +49,28 @@ func (s Secret) Read() (string, error) {
 	return s.read()
 }
 
+const (
+	maxSecret = 64 << 10
+	maxFile   = 4 << 20 // configuration, certificates
+)
+
+// readBounded reads a file of at most so many bytes: what is named by mistake may
+// be a log, or a device without an end.
+func readBounded(name string, most int) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	if err == nil && len(data) > most {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("is larger than %s", Size(most))}
+	}
+	return data, err
+}
+
 func readSecretFile(name string) (string, error) {
-	data, err := os.ReadFile(name)
+	data, err := readBounded(name, maxSecret)
 	if err != nil {
 		return "", fmt.Errorf("reading secret file: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -107,5 +108,40 @@ func TestSecretFromFileOfAKey(t *testing.T) {
 		if strings.HasPrefix(s.Key, "postgres.dsn") && (s.Key != "postgres.dsn_file" || s.Value != name || s.Origin != "env CDC_RELAY_POSTGRES__DSN_FILE") {
 			t.Errorf("shown as %+v", s)
 		}
+	}
+}
+
+// A device or a log named by mistake was read until the memory was gone, and the
+// program ended with a trace of its stack.
+func TestFilesAreBounded(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	large := filepath.Join(dir, "large")
+	if err := os.WriteFile(large, bytes.Repeat([]byte("x: 1\n"), 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"/dev/zero", large} {
+		_, err := Load(Input{File: name, Use: UseNone})
+		if err == nil || !strings.Contains(err.Error(), "is larger than 4MiB") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("configuration %s: %v", name, err)
+		}
+		_, err = Load(Input{Flags: []string{"kafka.tls.ca_file=" + name}, File: os.DevNull, Use: UseNone})
+		if err == nil || !strings.Contains(err.Error(), "kafka.tls.ca_file: cannot be read: is larger than 4MiB") {
+			t.Errorf("certificates %s: %v", name, err)
+		}
+		if _, err := NewSecretFile(name).Read(); err == nil || !strings.Contains(err.Error(), "is larger than 64KiB") {
+			t.Errorf("secret %s: %v", name, err)
+		}
+		_, err = Load(Input{Flags: []string{"postgres.password_file=" + name}, File: os.DevNull, Use: UseNone})
+		if err == nil || !strings.Contains(err.Error(), "postgres.password_file: cannot be read: is larger than 64KiB") {
+			t.Errorf("password file %s: %v", name, err)
+		}
+	}
+	full := filepath.Join(dir, "full")
+	if err := os.WriteFile(full, bytes.Repeat([]byte("s"), maxSecret), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := NewSecretFile(full).Read(); err != nil || len(got) != maxSecret {
+		t.Errorf("a secret of the largest size: %d bytes, %v", len(got), err)
 	}
 }

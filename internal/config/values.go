@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -178,11 +177,9 @@ func isReadable(name string) defect {
 	if name == "" {
 		return fine
 	}
-	f, err := os.Open(name)
-	if err != nil {
+	if _, err := readBounded(name, maxFile); err != nil {
 		return defect{"cannot be read: " + reason(err), "name a file that this process may read"}
 	}
-	_ = f.Close()
 	return fine
 }
 
