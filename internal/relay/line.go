@@ -155,10 +155,7 @@ func (l *line) run(ctx context.Context, stop <-chan struct{}) error {
 				return err
 			}
 		case a := <-l.answers:
-			if a.err != nil {
-				return a.err
-			}
-			if err := a.then(); err != nil {
+			if err := l.answered(a); err != nil {
 				return err
 			}
 		case <-tick.C:
@@ -307,9 +304,7 @@ func (l *line) consumeGulp(ctx context.Context) error {
 			return err
 		}
 		l.rest = rest
-		if err := l.consume(ctx, frame); err != nil {
-			return err
-		}
+		l.consume(ctx, frame)
 	}
 	return nil
 }
@@ -344,15 +339,17 @@ func (l *line) flush() {
 	l.parts.Publisher.Flush()
 }
 
-// consume takes one message of the stream.
-func (l *line) consume(ctx context.Context, frame []byte) error {
+// consume takes one message of the stream. One that cannot be read is met again
+// at each try, so the session ends in order.
+func (l *line) consume(ctx context.Context, frame []byte) {
 	if err := l.parts.Decoder.Decode(frame, &l.msg); err != nil {
-		return &fault.Blocked{
+		l.fail(&fault.Blocked{
 			Reason: "table.columns",
 			What:   err.Error(),
 			Remedy: "undo the change of the table, or map its columns with outbox.columns; nothing has been passed over",
 			Err:    err,
-		}
+		})
+		return
 	}
 	switch l.msg.Kind {
 	case decoder.Begin:
@@ -372,7 +369,6 @@ func (l *line) consume(ctx context.Context, frame []byte) error {
 	case decoder.Logical:
 		l.message(ctx)
 	}
-	return nil
 }
 
 // insert takes an inserted row. Only READY rows that are due at once are

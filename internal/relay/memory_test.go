@@ -149,6 +149,13 @@ func (w *world) emit(prefix, content string) {
 	w.append(append(w.builder.Begin(w.lsn+50, uint32(w.lsn)), w.builder.Message(prefix, content)...))
 }
 
+// spoil appends a row that cannot be decoded.
+func (w *world) spoil() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.append(append(w.builder.Begin(w.lsn+50, uint32(w.lsn)), w.builder.InsertInto(waltest.DefaultTable, []byte("1"))...))
+}
+
 // emitLoose emits a message outside of any transaction.
 func (w *world) emitLoose(prefix, content string) {
 	w.mu.Lock()

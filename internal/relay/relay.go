@@ -224,7 +224,7 @@ func (r *Relay) runLine(stop, ctx context.Context, parts *Parts, tenure Tenure, 
 	l.board, l.m, l.policy, l.log, l.spawn = r.board, r.m, r.policy, r.log, group.Go
 	group.Go(func() error { return parts.Publisher.Run(ctx) })
 	group.Go(func() error { return parts.Recorder.Run(ctx) })
-	group.Go(func() error { return parts.Scheduler.Run(ctx, l.accepting.Load) })
+	group.Go(func() error { return inOrder(inbox, parts.Scheduler.Run(ctx, l.accepting.Load)) })
 	if parts.Sweeper != nil {
 		group.Go(func() error { return parts.Sweeper.Run(ctx, l.accepting.Load) })
 	}
@@ -236,6 +236,16 @@ func (r *Relay) runLine(stop, ctx context.Context, parts *Parts, tenure Tenure, 
 	err := group.Wait()
 	l.endPass()
 	return err
+}
+
+// inOrder lets an error that is met again at each try end the session in order,
+// so that the tries do not repeat what was in flight.
+func inOrder(inbox *Inbox, err error) error {
+	if err == nil || errors.Is(err, fault.ErrFenced) {
+		return err
+	}
+	inbox.Fail(err)
+	return nil
 }
 
 // keepChecking looks at the server again and again. What makes it unfit ends

@@ -278,6 +278,79 @@ func TestWhatBlocksAStreamIsMetAtGrowingIntervals(t *testing.T) {
 	})
 }
 
+// unreadable is a table in which no requeued row can be decoded.
+type unreadable struct{ memRows }
+
+func (unreadable) Read(ctx context.Context, _ []event.Ref, _ int64) ([]event.Found, error) {
+	select {
+	case <-time.After(10 * roundTrip):
+		return nil, &fault.Blocked{Reason: "x.y"}
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// withoutTrigger is a scheduler whose requeues do not come back.
+type withoutTrigger struct {
+	memScheduler
+	seen <-chan struct{}
+}
+
+func (s withoutTrigger) Run(ctx context.Context, _ func() bool) error {
+	select {
+	case <-s.seen:
+		elapse(10 * roundTrip) // longer than what takes a record to the log
+		return &fault.Blocked{Reason: "x.y"}
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// What only a person can mend ends the session in order. It is met anew at each
+// try, once a minute: each of them broke off what was in flight, and published it
+// again, for as long as nobody came.
+func TestWhatBlocksRepeatsNothing(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		meet func(*world, chan struct{})
+	}{
+		{"a row of the stream that cannot be decoded", func(w *world, _ chan struct{}) { w.spoil() }},
+		{"a requeued row that cannot be decoded", func(w *world, _ chan struct{}) { w.requeue(9) }},
+		{"requeues that do not come back", func(_ *world, seen chan struct{}) { close(seen) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				seen := make(chan struct{})
+				r, stop := running(t, w, func(ctx context.Context, tenure Tenure, in *Inbox) (*Parts, error) {
+					p, err := w.parts(ctx, tenure, in)
+					p.Rows = unreadable{memRows{w}}
+					p.Scheduler = withoutTrigger{memScheduler{w}, seen}
+					return p, err
+				})
+				defer stop()
+				w.hold = make(chan struct{})
+				end := w.commit(1)
+				elapse(2 * roundTrip) // in the log, and not acknowledged
+				c.meet(w, seen)
+				elapse(time.Second)
+				close(w.hold)
+				elapse(10 * time.Minute)
+				synctest.Wait()
+				wantPublished(t, w, 1)
+				if saved, _ := w.position(); saved < end {
+					t.Errorf("saved %s, want at least %s", saved, end)
+				}
+				if s := r.Status(); s.State != Blocked || s.Reason != "x.y" && s.Reason != "table.columns" {
+					t.Errorf("status %+v", s)
+				}
+			})
+		})
+	}
+}
+
 func TestBlockedIsSaidAndTriedAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -3,12 +3,14 @@ package relay
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/cdc-relay/cdc-relay/internal/event"
+	"github.com/cdc-relay/cdc-relay/internal/fault"
 )
 
 // readRows is how many requeued rows are read at once.
@@ -32,6 +34,19 @@ func (l *line) ask(ctx context.Context, doing string, question, then func() erro
 		}
 		return nil
 	})
+}
+
+// answered goes on with an answer. A question that only a person can make
+// answerable ends the session in order: it is asked again at each try.
+func (l *line) answered(a answer) error {
+	switch {
+	case a.err == nil:
+		return a.then()
+	case errors.Is(a.err, fault.ErrFenced):
+		return a.err
+	}
+	l.fail(a.err)
+	return nil
 }
 
 func (l *line) persist(ctx context.Context, doing string, question func() error) error {
