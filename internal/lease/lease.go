@@ -157,6 +157,8 @@ func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.Back
 	if err := conn.ensureRows(ctx); err != nil {
 		return nil, err
 	}
+	var before view
+	var since time.Time // the lease was not renewed
 	for {
 		asked := time.Now()
 		v, err := conn.observe(ctx)
@@ -164,6 +166,10 @@ func (l *Lease) compete(ctx context.Context, wait func(view), retry backoff.Back
 			return nil, err
 		}
 		l.seen.read.Store(&asked)
+		if since.IsZero() || v.renewedSince(before) {
+			before, since = v, time.Now()
+		}
+		v.wait(asked.Sub(since), l.cfg.TTL)
 		if err := l.sameSystem(v, server); err != nil {
 			return nil, err
 		}

@@ -34,6 +34,7 @@ func TestOnServers(t *testing.T) {
 			"first acquisition":                          testFirstAcquisition,
 			"standby takes over after a release":         testStandbyTakesOverAfterARelease,
 			"standby takes over after a crash":           testStandbyTakesOverAfterACrash,
+			"a lease from the future":                    testLeaseFromTheFuture,
 			"an active slot keeps a neglected lease":     testActiveSlotKeepsANeglectedLease,
 			"only what was seen is taken":                testOnlyWhatWasSeenIsTaken,
 			"one of many wins":                           testOneOfManyWins,
@@ -151,6 +152,30 @@ func testStandbyTakesOverAfterACrash(t *testing.T, c *cluster) {
 			if waited := c.renewedAt(t).Sub(renewed); waited < tc.after {
 				t.Errorf("took over %v after the last renewal, want %v or more", waited, tc.after)
 			}
+		})
+	}
+}
+
+// The database's clock was set back, or it is that of a standby that was promoted:
+// the lease of a leader that died with the old server ran for as long as the clocks
+// differ.
+func testLeaseFromTheFuture(t *testing.T, c *cluster) {
+	for name, streaming := range map[string]bool{"crashed": false, "frozen": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := c.other(t, t.Name())
+			cfg := c.quick()
+			cfg.PublishWithin, cfg.TakeoverAfter, cfg.TTL = 150*time.Millisecond, 300*time.Millisecond, 600*time.Millisecond
+			if streaming {
+				c.stream(t)
+			}
+			acquire(t, newLease(t, cfg))
+			c.setLease(t, "renewed_at = renewed_at + interval '1 day', lease_until = lease_until + interval '1 day'")
+			tenure, err := newLease(t, cfg).Acquire(patient(t), func() {})
+			if err != nil {
+				t.Fatalf("Acquire: %v", err)
+			}
+			tenure.unlink()
 		})
 	}
 }

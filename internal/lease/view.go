@@ -7,7 +7,7 @@ import (
 )
 
 // view is leadership of the slot as one statement saw it. Times are told by
-// the database's clock.
+// the database's clock, until wait.
 type view struct {
 	fenceEpoch int64 // in cdc_relay_slot
 
@@ -24,6 +24,21 @@ type view struct {
 	expired    bool          // it has run out
 	age        time.Duration // since it was last renewed
 	slotActive bool          // somebody streams from the slot
+}
+
+// renewedSince reports whether somebody has renewed or taken the lease, or given it
+// up, since an earlier view.
+func (v view) renewedSince(before view) bool {
+	at, was := v.renewedAt, before.renewedAt
+	return v.released != before.released || (at == nil) != (was == nil) || at != nil && !at.Equal(*was)
+}
+
+// wait takes note that nobody has renewed the lease for so long while it was
+// watched. The database's clock may have been set back since it was renewed, or be
+// another server's by now, and would make it last for as long as that.
+func (v *view) wait(watched, ttl time.Duration) {
+	v.age = max(v.age, watched)
+	v.expired = v.expired || watched >= ttl
 }
 
 // free reports whether owner me may take the lease now.
