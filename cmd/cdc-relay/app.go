@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -65,7 +66,7 @@ func (a *app) rootCommand() *cobra.Command {
 		SilenceErrors:      true,
 		SilenceUsage:       true,
 		DisableSuggestions: true, // they take several lines
-		PersistentPreRun:   func(*cobra.Command, []string) { a.started = true },
+		PersistentPreRunE:  func(*cobra.Command, []string) error { return a.start() },
 		CompletionOptions:  cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetOut(a.stdout)
@@ -95,6 +96,15 @@ func (a *app) rootCommand() *cobra.Command {
 		a.versionCommand(),
 	)
 	return root
+}
+
+// start begins a command whose arguments were understood.
+func (a *app) start() error {
+	if a.timeout <= 0 {
+		return errors.New("--timeout must be more than 0, such as 30s")
+	}
+	a.started = true
+	return nil
 }
 
 // loadConfig reads the configuration from all its sources. An error is a

@@ -37,6 +37,8 @@ func (f *consentFlags) ask(cmd *cobra.Command, n int, total int64, named bool) (
 		return false, refused("%d rows match and --limit takes the first %d of them, not %d: nothing was changed; give another --limit, or --confirm %[2]d", total, n, f.confirm)
 	case confirmed && f.confirm != n:
 		return false, refused("the number of rows is %d, not %d: nothing was changed; look at them with --dry-run", n, f.confirm)
+	case !confirmed && !named && n == 0:
+		return true, refused("nothing was changed: no row matches")
 	case !confirmed && !named:
 		return true, refused("nothing was changed; to do it, add --confirm %d", n)
 	}

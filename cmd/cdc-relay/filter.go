@@ -20,6 +20,25 @@ type filterFlags struct {
 	phase    string
 	waived   bool
 	filter   operate.Filter // the plain ones, as they are
+	cmd      *cobra.Command
+}
+
+// conditions are the flags that say which rows, records or receipts are meant.
+var conditions = []string{"event-id", "aggregate-type", "aggregate-id", "topic", "event-type", "status", "phase", "error-code", "since", "until",
+	"consumer", "purpose"}
+
+// checkConditions refuses one that was given without a value: it would pick any,
+// and most likely a variable of a script is not set.
+func checkConditions(cmd *cobra.Command) error {
+	for _, name := range conditions {
+		if !cmd.Flags().Changed(name) {
+			continue
+		}
+		if text := cmd.Flags().Lookup(name).Value.String(); text == "" || text == "[]" {
+			return fmt.Errorf("--%s is empty; leave it out to pick any, or give it a value", name)
+		}
+	}
+	return nil
 }
 
 // How many rows a command takes if not told otherwise.
@@ -30,8 +49,8 @@ const (
 
 // addFilter gives a command the flags of the filter.
 func addFilter(cmd *cobra.Command, limit int) *filterFlags {
-	f := &filterFlags{}
 	s := cmd.Flags()
+	f := &filterFlags{cmd: cmd}
 	s.Int64SliceVar(&f.filter.IDs, "id", nil, "rows with these `ids`, with commas between or repeated")
 	s.StringSliceVar(&f.eventIDs, "event-id", nil, "rows of these events, by `uuid`; with --id: those as well")
 	s.StringVar(&f.filter.AggregateType, "aggregate-type", "", "of this aggregate `type`")
@@ -56,11 +75,14 @@ func (f *filterFlags) parse(args []string, now time.Time, statuses ...outbox.Sta
 	filter.IDs = slices.Clone(filter.IDs)
 	filter.Phase = operate.Phase(f.phase)
 	filter.Statuses = statuses
-	if err := f.parseLists(&filter, args); err != nil {
+	err := checkConditions(f.cmd)
+	if err == nil {
+		err = f.parseLists(&filter, args)
+	}
+	if err != nil {
 		return operate.Filter{}, usageError(err)
 	}
 	filter.Open = len(filter.Statuses) > 0 && !f.waived
-	var err error
 	if filter.Since, filter.Until, err = parseSpan(f.since, f.until, now); err == nil {
 		err = filter.Validate()
 	}

@@ -43,6 +43,12 @@ func TestFilterFlags(t *testing.T) {
 		{name: "no time", args: []string{"--since", "yesterday"}, err: `"yesterday" is no time; write 2026-01-02T15:04:05Z, or how long ago: 90m, 2h, 7d`},
 		{name: "times in the wrong order", args: []string{"--since", "1h", "--until", "2h"}, err: "--since must be before --until"},
 		{name: "no rows", args: []string{"--limit", "0"}, err: "--limit must be 1 or more"},
+		{name: "more rows than an answer can hold", args: []string{"--limit", "9223372036854775807"}, err: "--limit must be at most 10000000"},
+		// A variable of a script that is not set must not pick all rows.
+		{name: "an empty condition", args: []string{"--aggregate-type", "order", "--aggregate-id", ""}, err: "--aggregate-id is empty; leave it out to pick any, or give it a value"},
+		{name: "an empty time", args: []string{"--since="}, err: "--since is empty; leave it out to pick any, or give it a value"},
+		{name: "an empty list", args: []string{"--status", ""}, err: "--status is empty; leave it out to pick any, or give it a value"},
+		{name: "an empty event id", args: []string{"--event-id", ""}, err: "--event-id is empty; leave it out to pick any, or give it a value"},
 		{name: "negative after", args: []string{"--after", "-1"}, err: "--after must be the id that a list ended with"},
 		{name: "a zero byte", args: []string{"--topic", "a\x00b"}, err: "--topic is not UTF-8 text, so no row has it"},
 		{name: "not UTF-8", args: []string{"--aggregate-id", "\xff"}, err: "--aggregate-id is not UTF-8 text, so no row has it"},

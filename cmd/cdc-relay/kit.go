@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -34,6 +35,9 @@ func (a *app) withKit(cmd *cobra.Command, flags *kitFlags, run func(context.Cont
 		if err := config.CheckDSN(flags.dsn); err != nil {
 			return usageError(fmt.Errorf("--dsn %w", err))
 		}
+	}
+	if !utf8.ValidString(flags.schema) {
+		return usageError(errors.New("--schema is not UTF-8 text"))
 	}
 	loaded, err := a.loadConfig(use)
 	if err != nil {

@@ -34,11 +34,12 @@ type quarantineFlags struct {
 	since    string
 	until    string
 	filter   operate.QuarantineFilter // the plain ones, as they are
+	cmd      *cobra.Command
 }
 
 func addQuarantineFilter(cmd *cobra.Command, limit int) *quarantineFlags {
-	f := &quarantineFlags{}
 	s := cmd.Flags()
+	f := &quarantineFlags{cmd: cmd}
 	s.Int64SliceVar(&f.filter.IDs, "id", nil, "records with these `ids`, with commas between or repeated")
 	s.StringSliceVar(&f.eventIDs, "event-id", nil, "records of these events, by `uuid`; with --id: those as well")
 	s.StringVar(&f.filter.Consumer, "consumer", "", "of this consumer: its `group`, or group/purpose")
@@ -69,7 +70,10 @@ func (f *quarantineFlags) parse(args []string, now time.Time, states ...operate.
 	if len(f.statuses) > 0 {
 		filter.States = nil
 	}
-	var err error
+	err := checkConditions(f.cmd)
+	if err != nil {
+		return filter, usageError(err)
+	}
 	for _, name := range f.statuses {
 		state, err := operate.ParseQuarantineState(name)
 		if err != nil {

@@ -36,11 +36,12 @@ type receiptFlags struct {
 	until    string
 	waived   bool
 	filter   operate.ReceiptFilter // the plain ones, as they are
+	cmd      *cobra.Command
 }
 
 func addReceiptFilter(cmd *cobra.Command, limit int) *receiptFlags {
-	f := &receiptFlags{}
 	s := cmd.Flags()
+	f := &receiptFlags{cmd: cmd}
 	s.StringSliceVar(&f.eventIDs, "event-id", nil, "of these events, by `uuid`")
 	s.StringVar(&f.filter.Purpose, "purpose", "", "for this `purpose`")
 	s.StringVar(&f.filter.Code, "error-code", "", "with this error `code`")
@@ -57,7 +58,10 @@ func addReceiptFilter(cmd *cobra.Command, limit int) *receiptFlags {
 func (f *receiptFlags) parse(args []string, now time.Time) (operate.ReceiptFilter, error) {
 	filter := f.filter
 	filter.Open = !f.waived
-	err := f.parseLists(&filter, args)
+	err := checkConditions(f.cmd)
+	if err == nil {
+		err = f.parseLists(&filter, args)
+	}
 	if err == nil {
 		filter.Since, filter.Until, err = parseSpan(f.since, f.until, now)
 	}

@@ -161,6 +161,10 @@ func TestSlotRefusals(t *testing.T) {
 			{"advance-guard --apply --to 0/1", exitRefused, "cannot be moved back"},
 			{"advance-guard --apply --to FFFFFFFF/0", exitRefused, "beyond the end of WAL"},
 			{"advance-guard --apply --to here", exitUsage, "--to takes a position"},
+			// What only begins like a position is none: a slot was moved to 1F/FFFFFFFF.
+			{"advance-guard --apply --to 0/1here", exitUsage, "--to takes a position"},
+			{"advance-guard --apply --to 0/1FFFFFFFFF", exitUsage, "--to takes a position"},
+			{"advance-guard --apply --to 1FFFFFFFF/1", exitUsage, "--to takes a position"},
 			{"advance-guard --apply", exitUsage, "--to takes a position"},
 			{"advance-guard --to current", 0, ""},
 		}},

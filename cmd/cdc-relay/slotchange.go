@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -273,13 +274,15 @@ func (a *app) slotAdvanceCommand() *cobra.Command {
 	return cmd
 }
 
+var lsnForm = regexp.MustCompile(`^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$`)
+
 // parseTarget is 0 for the end of WAL.
 func parseTarget(to string) (pglogrepl.LSN, error) {
 	if to == "current" {
 		return 0, nil
 	}
-	lsn, err := pglogrepl.ParseLSN(to)
-	if err != nil || lsn == 0 {
+	lsn, err := pglogrepl.ParseLSN(to) // which passes over what follows, and over digits too many
+	if err != nil || lsn == 0 || !lsnForm.MatchString(to) {
 		return 0, usageError(errors.New("--to takes a position such as 1/2A3B4C5D, or current"))
 	}
 	return lsn, nil

@@ -54,8 +54,6 @@ func (a *app) verify(cmd *cobra.Command, flags verifyFlags) error {
 	switch {
 	case err != nil:
 		return err
-	case filter.Limit > operate.MaxVerify:
-		return usageError(fmt.Errorf("--limit must be at most %d", operate.MaxVerify))
 	case flags.wait < 0:
 		return usageError(errors.New("--wait must not be negative"))
 	}

@@ -12,6 +12,8 @@ type dsn struct {
 	host        string
 	port        string
 	hasPassword bool
+	// hasKeyPassword: that of a client certificate's key is in it.
+	hasKeyPassword bool
 }
 
 // CheckDSN says what is wrong with a connection string that is given on a
@@ -21,7 +23,7 @@ func CheckDSN(text string) error {
 	switch {
 	case !ok:
 		return errors.New("is not a connection string; write postgres://user@host:5432/database, or keywords: host, user, dbname")
-	case d.hasPassword:
+	case d.hasPassword || d.hasKeyPassword:
 		return errors.New("holds a password, which others can see there; use $PGPASSWORD, a password file or a service file")
 	}
 	return nil
@@ -60,6 +62,8 @@ func parseURLDSN(text string) (d dsn, ok bool) {
 		host:        firstOf(u.Hostname(), query.Get("host")),
 		port:        firstOf(u.Port(), query.Get("port")),
 		hasPassword: has && password != "" || query.Get("password") != "",
+
+		hasKeyPassword: query.Get("sslpassword") != "",
 	}, true
 }
 
@@ -92,6 +96,8 @@ func parseKeywordDSN(text string) (d dsn, ok bool) {
 			d.port = value
 		case "password":
 			d.hasPassword = value != ""
+		case "sslpassword":
+			d.hasKeyPassword = value != ""
 		}
 	}
 	return d, true

@@ -187,7 +187,7 @@ var recordKeys = []key{
 	entry("record.headers", "cloudevents", "cloudevents, debezium or plain",
 		func(c *Config) *string { return &c.Record.Headers }, oneOf("cloudevents", "debezium", "plain")),
 	entry("record.source", "", "ce_source, required with cloudevents",
-		func(c *Config) *string { return &c.Record.Source }),
+		func(c *Config) *string { return &c.Record.Source }, isSource),
 	entry("record.timestamp", "send", "send or event",
 		func(c *Config) *string { return &c.Record.Timestamp }, oneOf("send", "event")),
 	entry("record.event_type_header", "", "debezium: name of the header for event_type",

@@ -124,6 +124,10 @@ func TestProblems(t *testing.T) {
 	}{
 		{name: "unknown key", yaml: "slot: {nme: x}",
 			want: []string{"config: slot.nme: is unknown; did you mean slot.name?"}},
+		{name: "source that no header can hold", env: []string{"CDC_RELAY_RECORD__SOURCE=\xff"},
+			want: []string{"config: record.source: is not UTF-8 text, or has control characters (env CDC_RELAY_RECORD__SOURCE); write a URI that names your service, such as /shop"}},
+		{name: "source of two lines", flags: []string{"record.source=/a\nb"},
+			want: []string{"config: record.source: is not UTF-8 text, or has control characters (flag); write a URI that names your service, such as /shop"}},
 		{name: "unknown section", yaml: "kafkaa: {brokers: []}",
 			want: []string{"config: kafkaa: is unknown; did you mean kafka?"}},
 		{name: "key in the wrong section", yaml: "postgresql: {x: 1}\nlimits: {drain_timeout: 3s}",

@@ -120,17 +120,19 @@ func TestParseDSN(t *testing.T) {
 		want dsn
 		ok   bool
 	}{
-		{"url", "postgres://u:p@db:5433/app", dsn{"db", "5433", true}, true},
+		{"url", "postgres://u:p@db:5433/app", dsn{"db", "5433", true, false}, true},
 		{"other scheme", "postgresql://db/app", dsn{host: "db"}, true},
 		{"url without password", "postgres://u@db/app", dsn{host: "db"}, true},
 		{"empty password", "postgres://u:@db/app", dsn{host: "db"}, true},
 		{"password as a parameter", "postgres://db/app?password=p", dsn{host: "db", hasPassword: true}, true},
+		{"password of a key", "postgres://db/app?sslpassword=p", dsn{host: "db", hasKeyPassword: true}, true},
+		{"password of a key as a keyword", "host=db sslpassword=p", dsn{host: "db", hasKeyPassword: true}, true},
 		{"host as a parameter", "postgres:///app?host=/run/pg&port=6543", dsn{host: "/run/pg", port: "6543"}, true},
-		{"several hosts", "postgres://u:p@a:1,b:2/app", dsn{"a", "1", true}, true},
+		{"several hosts", "postgres://u:p@a:1,b:2/app", dsn{"a", "1", true, false}, true},
 		{"ipv6", "postgres://[::1]:5432/app", dsn{host: "::1", port: "5432"}, true},
 		{"bad escape", "postgres://u:%zz@db/app", dsn{}, false},
 		{"bad query", "postgres://db/app?a=%zz", dsn{}, false},
-		{"keywords", "host=db port = 6543 password=p", dsn{"db", "6543", true}, true},
+		{"keywords", "host=db port = 6543 password=p", dsn{"db", "6543", true, false}, true},
 		{"quoted", `password='it\'s a = secret' host='a b'`, dsn{host: "a b", hasPassword: true}, true},
 		{"escaped blank", `host=a\ b`, dsn{host: "a b"}, true},
 		{"empty value", "password= ", dsn{}, true},

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // maxNameBytes is PostgreSQL's limit for identifiers.
@@ -99,6 +100,13 @@ func hasControl(s string) bool { return strings.ContainsFunc(s, unicode.IsContro
 func isName(s string) defect {
 	if s == "" || len(s) > maxNameBytes || hasControl(s) {
 		return defect{"is empty, longer than 63 bytes or has control characters", "write a name of 1 to 63 bytes"}
+	}
+	return fine
+}
+
+func isSource(s string) defect {
+	if !utf8.ValidString(s) || hasControl(s) {
+		return defect{"is not UTF-8 text, or has control characters", "write a URI that names your service, such as /shop"}
 	}
 	return fine
 }

@@ -14,6 +14,9 @@ import (
 // MaxWalk is how many rows a walk of the primary key looks at.
 const MaxWalk = 100_000
 
+// maxLimit is how many rows a person may ask for.
+const maxLimit = 10_000_000
+
 // Phase is where an event is, or where it failed.
 type Phase string
 
@@ -78,6 +81,8 @@ func validate(limit int, since, until time.Time, texts []text) error {
 	switch {
 	case limit < 1:
 		return errors.New("--limit must be 1 or more")
+	case limit > maxLimit:
+		return fmt.Errorf("--limit must be at most %d", maxLimit)
 	case !since.IsZero() && !until.IsZero() && !since.Before(until):
 		return errors.New("--since must be before --until")
 	}

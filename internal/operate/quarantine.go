@@ -108,6 +108,9 @@ func (f QuarantineFilter) Validate() error {
 	if f.After < 0 {
 		return errors.New("--after must be the id that a list ended with")
 	}
+	if f.Partition < -1 {
+		return errors.New("--partition must be 0 or more, or -1 for any")
+	}
 	return validate(f.Limit, f.Since, f.Until, []text{{"consumer", f.Consumer}, {"topic", f.Topic}, {"error-code", f.Code}})
 }
 

@@ -60,9 +60,6 @@ type Finding struct {
 	Next string
 }
 
-// MaxVerify is how many rows a person may let Verify walk over.
-const MaxVerify = 10_000_000
-
 // MaxExamples bounds the ids of a finding.
 const MaxExamples = 10
 
