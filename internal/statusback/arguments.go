@@ -80,9 +80,15 @@ func (a idArray) Index(i int) any { return (*rowID)(&a[i].ID) }
 
 func (a idArray) IndexType() any { return new(rowID) }
 
+// minusInfinity is how -infinity is decoded: a time that is due.
+var minusInfinity = event.DueAtMicros(math.MinInt64)
+
 func timestampOf(d event.Due) pgtype.Timestamptz {
-	if d.IsInfinity() {
+	switch {
+	case d.IsInfinity():
 		return pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
+	case d == minusInfinity:
+		return pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}
 	}
 	t, ok := d.Time()
 	return pgtype.Timestamptz{Time: t, Valid: ok}
@@ -95,7 +101,7 @@ func dueOf(t pgtype.Timestamptz) event.Due {
 	case t.InfinityModifier == pgtype.Infinity:
 		return event.DueInfinity()
 	case t.InfinityModifier == pgtype.NegativeInfinity:
-		return event.DueAtMicros(math.MinInt64)
+		return minusInfinity
 	}
 	return event.DueAt(t.Time)
 }

@@ -2,6 +2,7 @@ package statusback_test
 
 import (
 	"errors"
+	"math"
 	"testing"
 	"time"
 
@@ -53,6 +54,27 @@ func TestSentOfARequeuedRow(t *testing.T) {
 		f.out.waitResolved(t, refs)
 		if n := f.count(t, isSent+" AND error_code = 'X'"); n != len(refs) {
 			t.Errorf("%d rows are SENT, want %d", n, len(refs))
+		}
+	})
+}
+
+// TestRequeuedForMinusInfinity: a person may mean "at once" by it. Its row was
+// published and could not be written, with an error that blamed a trigger, and the
+// slot did not pass it any more.
+func TestRequeuedForMinusInfinity(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		f := setup(t, db)
+		refs := f.insert(t, 2)
+		f.exec(t, "UPDATE outbox SET next_attempt_at = '-infinity', attempts = 3, commit_lsn = '1/5'")
+		for i := range refs {
+			refs[i].Due = event.DueAtMicros(math.MinInt64)
+		}
+		f.Sent(refs[:1])
+		f.Park([]event.Park{{Ref: refs[1], Action: event.ParkRetry, Delay: time.Hour}})
+		f.out.waitResolved(t, refs)
+		if n, parked := f.count(t, isSent), f.count(t, "attempts = 4 AND next_attempt_at > now()"); n != 1 || parked != 1 {
+			t.Errorf("%d rows are SENT and %d parked, want one of each", n, parked)
 		}
 	})
 }
