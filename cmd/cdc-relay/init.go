@@ -11,6 +11,7 @@ import (
 
 	"github.com/cdc-relay/cdc-relay/internal/config"
 	"github.com/cdc-relay/cdc-relay/internal/doctor"
+	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 )
 
@@ -29,13 +30,21 @@ func (a *app) initCommand() *cobra.Command {
 				return usageError(errors.New("--apply and --print-sql exclude each other"))
 			}
 			return a.withDatabase(cmd, func(ctx context.Context, c *config.Config) error {
-				return a.initDatabase(ctx, c, apply, printSQL)
+				return forOwner(a.initDatabase(ctx, c, apply, printSQL))
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&apply, "apply", false, "do what the plan says; doing it again changes nothing")
 	cmd.Flags().BoolVar(&printSQL, "print-sql", false, "print only the SQL of what is still to do")
 	return cmd
+}
+
+// forOwner says who may do what the server has refused to this login.
+func forOwner(err error) error {
+	if pg.Code(err) == pg.CodeNoPrivilege && fault.AsBlocked(err) == nil {
+		return fmt.Errorf("%w; run it as the owner of the schema, who may create in the database", err)
+	}
+	return err
 }
 
 // planItem is a step as it is shown.

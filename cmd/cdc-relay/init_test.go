@@ -317,3 +317,28 @@ func TestInitAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// Whoever may not see the tables is told who may, by whatever command asks.
+func TestWithoutAnyRights(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		db.Migrate(t, "public")
+		login, dsn := db.Operator(t)
+		db.Exec(t, "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM "+login)
+		environ := []string{"CDC_RELAY_POSTGRES__DSN=" + dsn, "CDC_RELAY_HTTP__LISTEN=127.0.0.1:1"}
+		const owner = "; run it as the owner of the schema, who may create in the database"
+		for _, tt := range []struct{ line, want string }{
+			{"init", owner},
+			{"init --apply", owner},
+			{"migrate up", owner},
+			{"migrate status", owner},
+			{"status", "; give the login SELECT on the outbox and on the cdc_relay tables"},
+		} {
+			got := runCommand(t, environ, strings.Fields(tt.line)...)
+			if got.code != 1 || !strings.Contains(got.stderr, "permission denied for table cdc_relay_schema_version") || !strings.HasSuffix(got.stderr, tt.want+"\n") ||
+				strings.Count(got.stderr, "\n") != 1 {
+				t.Errorf("%s: %+v, want %q", tt.line, got, tt.want)
+			}
+		}
+	})
+}

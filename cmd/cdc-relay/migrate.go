@@ -67,7 +67,7 @@ func migrateUp(ctx context.Context, c *config.Config) ([]migrations.Migration, e
 		return nil, err
 	}
 	applied, err := migrations.Up(ctx, conf, c.Outbox.Table.Schema)
-	return applied, pg.Explain(err)
+	return applied, forOwner(pg.Explain(err))
 }
 
 func (a *app) migrateStatusCommand() *cobra.Command {
@@ -84,7 +84,7 @@ func (a *app) migrateStatusCommand() *cobra.Command {
 				defer conn.Close(context.WithoutCancel(ctx))
 				list, err := migrations.Status(ctx, conn, c.Outbox.Table.Schema)
 				if err != nil {
-					return err
+					return forOwner(err)
 				}
 				return a.printMigrations(c, list)
 			})

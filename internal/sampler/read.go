@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/cdc-relay/cdc-relay/internal/fault"
 	"github.com/cdc-relay/cdc-relay/internal/pg"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
@@ -41,6 +42,9 @@ func (r *reader) take(ctx context.Context) (_ *Sample, err error) {
 	defer func() {
 		if err != nil {
 			r.close()
+		}
+		if pg.Code(err) == pg.CodeNoPrivilege && fault.AsBlocked(err) == nil {
+			err = fmt.Errorf("%w; give the login SELECT on the outbox and on the cdc_relay tables", err)
 		}
 	}()
 	if err := r.cfg.Accept(ctx, r.conn); err != nil {
