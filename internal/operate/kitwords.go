@@ -15,7 +15,7 @@ var quarantineCodes = map[string]Code{
 	"BAD_HEADERS": {Meaning: "the record's event id or row id cannot be read",
 		Remedy: "find out who else writes to the topic, then drop the record"},
 	"MISSING": {Meaning: "no outbox row has the ids of the record: it was purged or deleted, or the consumer uses another database than the relay",
-		Remedy: "compare the consumer's database with the relay's and retention.consumed with the topic's retention; retry if the row is there now, else drop the record"},
+		Remedy: "compare the consumer's database with the relay's, and how long rows are kept with the topic's retention; retry if the row is there now, else drop the record"},
 	"STATE_CONFLICT": {Meaning: "the record is in the topic, and its row is FAILED as one that was never published",
 		Remedy: "look at the row with cdc-relay failed show, replay or skip it, then drop the record: a replayed event comes again"},
 	beyondHorizon: {Meaning: "the record is older than the consumer's horizon: its receipt may have been purged, and it would look new",
