@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/cdc-relay/cdc-relay/internal/config"
+	"github.com/cdc-relay/cdc-relay/internal/pg"
 )
 
 // Exit codes; they are part of the contract.
@@ -68,9 +71,19 @@ func (a *app) report(err error) int {
 			fmt.Fprintln(a.stderr, oneLine(p.String()))
 		}
 	} else {
-		fmt.Fprintln(a.stderr, label, oneLine(err.Error()))
+		fmt.Fprintln(a.stderr, label, oneLine(err.Error()+unreachable(err)))
 	}
 	return exitCode(err)
+}
+
+// unreachable is what to do about a server that did not answer; "" for any
+// other error.
+func unreachable(err error) string {
+	var connect *pgconn.ConnectError
+	if !errors.As(err, &connect) || pg.Code(err) != "" {
+		return ""
+	}
+	return "; check the address in the DSN, and whether the server runs and can be reached from here"
 }
 
 // oneLine joins the lines of a text, which may come from a server.

@@ -268,7 +268,7 @@ func TestUnreachable(t *testing.T) {
 			want   string
 		}{
 			{"no such database", func(u *url.URL) { u.Path = "/absent" }, `has no database "absent"`},
-			{"nobody listens", func(u *url.URL) { u.Host = "127.0.0.1:1" }, "connection refused"},
+			{"nobody listens", func(u *url.URL) { u.Host = "127.0.0.1:1" }, "connection refused; check the address in the DSN, and whether the server runs and can be reached from here\n"},
 			{"no such user", func(u *url.URL) { u.User = url.UserPassword("nobody", planted) }, `"nobody"`},
 		}
 		for _, tt := range tests {
