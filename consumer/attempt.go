@@ -25,6 +25,22 @@ type panicked struct{ text string }
 
 func (p *panicked) Error() string { return "the application's code panicked: " + p.text }
 
+// handle makes an attempt in a goroutine of its own, which calls over at its end.
+// The application's code may end that goroutine, as testing.T.FailNow does.
+func (c *Consumer) handle(it *item, over func()) {
+	ctx, end := c.tenures.run(c.handling, it.ev.ID, it.live)
+	it.out = outcome{end: release, code: store.CodePanic, message: "the handler ended its goroutine", delay: c.opt.retry.Base, counted: FailedSystem}
+	go func() {
+		start := time.Now()
+		defer func() {
+			it.took = time.Since(start)
+			end()
+			over()
+		}()
+		it.out = c.engine.attempt(ctx, it)
+	}()
+}
+
 // call runs a handler and turns its panic into an error.
 func (c *Consumer) call(ctx context.Context, h Handler, ev *Event) (err error) {
 	defer c.caught(ev, &err)

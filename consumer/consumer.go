@@ -69,6 +69,10 @@ func New(cfg Config, h Handler, opts ...Option) (*Consumer, error) {
 // receipt, in [ReceiptDB] or Config.DB. [Receipts] is required. The middleware
 // runs inside the transaction. It connects to nothing.
 //
+// Each handler that runs has a connection of the pool, so that this must have as
+// many as [Concurrency] times the partitions of a member. A handler that takes
+// another one from it may wait for ever for those that do the same.
+//
 // If a connection dies without a word, its transaction holds the receipt until
 // the server notices, by default after two hours: set tcp_keepalives_idle or
 // idle_in_transaction_session_timeout for the pool's sessions.
@@ -307,8 +311,8 @@ func (c *Consumer) Health() Health {
 // count as paused.
 func (c *Consumer) membership(lines []*partition, joined, paused bool) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.current, c.joined, c.since = lines, joined, time.Now()
+	c.mu.Unlock()
 	for _, topic := range c.cfg.Topics {
 		c.opt.observer.Paused(topic, allPartitions, WaitingKafka, paused)
 	}

@@ -198,14 +198,7 @@ func (p *partition) stands(it *item) bool {
 func (p *partition) handle(it *item) {
 	it.lend(running)
 	p.handling++
-	ctx, end := p.c.tenures.run(p.c.handling, it.ev.ID, it.live)
-	go func() {
-		start := time.Now()
-		it.out = p.c.engine.attempt(ctx, it)
-		it.took = time.Since(start)
-		end()
-		p.ended <- it
-	}()
+	p.c.handle(it, func() { p.ended <- it })
 }
 
 // settle records all outcomes there are, unless others are being recorded: they

@@ -27,8 +27,9 @@ const (
 
 // Observer is told what the metrics of the kit count; the application passes one
 // by [Metrics] and gives it to its own registry. All methods are called from
-// several goroutines and must not block. The names in the comments are those of
-// the documentation, below the prefix cdc_consumer_.
+// several goroutines and must not block; they may call [Consumer.Health]. The
+// names in the comments are those of the documentation, below the prefix
+// cdc_consumer_.
 type Observer interface {
 	// Records: records_total{topic,outcome}. A record counts once for each
 	// outcome it meets.
@@ -38,7 +39,8 @@ type Observer interface {
 	// Claimed: claim_duration_seconds, of a statement that claims events which are
 	// free.
 	Claimed(d time.Duration)
-	// Renewed: lease_renewals_total{result}; ok says that the claim lives on.
+	// Renewed: lease_renewals_total{result}; ok says that the claim lives on. Otherwise
+	// it is lost, which ClaimLost tells, or the database did not answer.
 	Renewed(ok bool, n int)
 	// Paused: partition_paused{topic,partition,reason}, 1 or 0. Partition -1 is
 	// all of a topic that does not exist, or while this is no member of the group.

@@ -168,9 +168,9 @@ func (c *Consumer) passOnce(ctx context.Context, it *item) {
 	}
 	it.lend(running)
 	if it.out = (outcome{end: handBack}); c.startable(it) {
-		handling, end := c.tenures.run(c.handling, it.ev.ID, it.live)
-		it.out = c.engine.attempt(handling, it)
-		end()
+		over := make(chan struct{})
+		c.handle(it, func() { close(over) })
+		<-over
 	}
 	for it.then = ended; it.then == ended && ctx.Err() == nil; {
 		pauseFor(ctx, time.Until(it.due)) // while somebody has the row locked

@@ -58,13 +58,15 @@ func (h Health) Stalled(after time.Duration) []PartitionHealth {
 	return list
 }
 
-// status is a line's PartitionHealth, for readers in other goroutines.
+// status is a line's PartitionHealth, for readers in other goroutines. It is
+// written by the line alone, and the Observer is told without the lock: it may
+// ask for the health.
 type status struct {
 	observer Observer
+	gone     bool // the line's
 
-	mu   sync.Mutex
-	now  PartitionHealth
-	gone bool
+	mu  sync.Mutex
+	now PartitionHealth
 }
 
 func newStatus(p group.Partition, o Observer) *status {
@@ -75,34 +77,35 @@ func newStatus(p group.Partition, o Observer) *status {
 }
 
 func (s *status) set(position, end int64, why Reason) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	if position != s.now.Position {
-		s.now.Position, s.now.Moved = position, now
-	}
-	s.now.End = end
-	s.change(why, now)
-}
-
-func (s *status) change(why Reason, now time.Time) {
-	if s.gone || why == s.now.Reason {
+	before := s.note(position, end, why)
+	if s.gone || why == before {
 		return
 	}
-	if s.now.Reason != "" {
-		s.observer.Paused(s.now.Topic, s.now.Partition, s.now.Reason, false)
+	if before != "" {
+		s.observer.Paused(s.now.Topic, s.now.Partition, before, false)
 	}
 	if why != "" {
 		s.observer.Paused(s.now.Topic, s.now.Partition, why, true)
 	}
-	s.now.Reason, s.now.Since = why, now
+}
+
+// note returns the reason until now.
+func (s *status) note(position, end int64, why Reason) Reason {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, before := time.Now(), s.now.Reason
+	if position != s.now.Position {
+		s.now.Position, s.now.Moved = position, now
+	}
+	if s.now.End = end; why != before {
+		s.now.Reason, s.now.Since = why, now
+	}
+	return before
 }
 
 // leave ends it: the partition is no longer this member's.
 func (s *status) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.change("", time.Now())
+	s.set(s.now.Position, s.now.End, "")
 	s.gone = true
 }
 

@@ -1,0 +1,96 @@
+package consumer
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/cdc-relay/cdc-relay/internal/pgtest"
+	"github.com/cdc-relay/cdc-relay/outbox"
+)
+
+// TestHandlerThatEndsItsGoroutine, as a failed assertion in a test does: it never
+// comes back. Its claim was renewed for ever, and nobody else got the event.
+func TestHandlerThatEndsItsGoroutine(t *testing.T) {
+	t.Parallel()
+	t.Run("claim", func(t *testing.T) {
+		t.Parallel()
+		var n atomic.Int32
+		b := newBed(t, 18, func(context.Context, *Event) error {
+			if n.Add(1) == 1 {
+				runtime.Goexit()
+			}
+			return nil
+		})
+		id := b.put("a")[0]
+		b.start()
+		b.await(1)
+		b.want(id, row{outbox.Consumed, 2, 1, ""})
+	})
+	t.Run("transaction", func(t *testing.T) {
+		t.Parallel()
+		var n atomic.Int32
+		b := newBed(t, 18, func(context.Context, *Event) error { return nil })
+		b.inTx(func(ctx context.Context, tx pgx.Tx, ev *Event) error {
+			if err := insertEffect(ctx, tx, ev); err != nil {
+				return err
+			}
+			if n.Add(1) == 1 {
+				runtime.Goexit()
+			}
+			return nil
+		})
+		id := b.put("a")[0]
+		b.start()
+		b.await(1)
+		if r := b.receipt(id, "stock"); r.Status != outbox.Consumed || r.Attempts != 1 || b.effects() != 1 {
+			t.Errorf("receipt %+v, %d effects", r, b.effects())
+		}
+	})
+	t.Run("retry", func(t *testing.T) {
+		t.Parallel()
+		b := newBed(t, 18, func(context.Context, *Event) error {
+			runtime.Goexit()
+			return nil
+		})
+		b.start()
+		id := b.rows(outbox.Sent, "a")[0]
+		b.c.retryOne(b.c.working, asStored(b.record(id, "a")))
+		b.want(id, row{outbox.Sent, 1, 1, "CONSUMER_PANIC"})
+	})
+}
+
+// curious asks for the health whenever it is told that a partition waits.
+type curious struct {
+	nobody
+	c     *Consumer
+	asked atomic.Int32
+}
+
+func (c *curious) Paused(string, int, Reason, bool) {
+	c.c.Health()
+	c.asked.Add(1)
+}
+
+// TestObserverMayAskForTheHealth, such as to show since when a partition waits.
+func TestObserverMayAskForTheHealth(t *testing.T) {
+	t.Parallel()
+	var o curious
+	f := failing{with: Delay(50*time.Millisecond, nil)}
+	b := newBed(t, 18, f.handle, Metrics(&o))
+	o.c = b.c
+	id := b.put("a")[0]
+	f.refuse.Store(&id)
+	b.start()
+	b.c.mu.Lock()
+	b.c.current = []*partition{b.p}
+	b.c.mu.Unlock()
+	pgtest.Eventually(t, "a wait that is told", func() bool { return o.asked.Load() > 0 }, b.state)
+	b.c.membership([]*partition{b.p}, true, false)
+	f.refuse.Store(nil)
+	b.await(1)
+}
