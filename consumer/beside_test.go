@@ -210,3 +210,55 @@ func TestRetryDoesNotStartUnderAClaimThatIsOver(t *testing.T) {
 		})
 	}
 }
+
+// silent answers nothing that ends a claim, until it is mended.
+type silent struct {
+	memory
+	mended     bool
+	handedBack []store.Held
+}
+
+func (s *silent) HandBack(_ context.Context, held []store.Held) error {
+	if !s.mended {
+		return errors.New("no answer")
+	}
+	s.handedBack = append(s.handedBack, held...)
+	return nil
+}
+
+func (s *silent) TakeOver(context.Context, store.Ref) (c store.Claim, parked, ok bool, err error) {
+	return c, false, false, nil
+}
+
+// TestHandBackWithoutAnAnswer: the handler said that it did nothing, and the
+// database was away until the lease was over. The event is not in doubt, which
+// with Hold a person would have to clear.
+func TestHandBackWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, err := New(Config{Brokers: []string{"127.0.0.1:1"}, Group: "g", Topics: []string{"t"}, DB: &pgxpool.Pool{}},
+			func(context.Context, *Event) error { return nil }, Lease(3*time.Second), Ambiguity(Hold))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &silent{}
+		c.memory, c.working, c.handling = s, t.Context(), t.Context()
+		it := c.item(group.Record{Headers: headers("ce_id", outbox.NewID().String())})
+		c.hold(it, store.Claim{Ref: it.ref(), Generation: 7}, time.Now())
+		_, end := c.tenures.run(t.Context(), it.ev.ID, it.live)
+		end()
+		it.lend(settling)
+		it.out = outcome{end: handBack}
+		claiming{c}.settle(t.Context(), []*item{it})
+		if it.then != waiting {
+			t.Fatalf("phase %d", it.then)
+		}
+		s.mended = true
+		if err := c.decide(t.Context(), it, store.State{Kind: store.Abandoned, ClaimedBy: c.owner, Generation: 7}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]store.Held{{Ref: it.ref(), Generation: 7}}, s.handedBack); diff != "" {
+			t.Errorf("handed back (-want +got):\n%s", diff)
+		}
+	})
+}

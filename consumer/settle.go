@@ -37,6 +37,10 @@ func (c claiming) settle(ctx context.Context, items []*item) {
 			continue
 		case settling: // whether the outcome is recorded, the row will say
 			it.wait(databaseFirst, WaitingDatabase)
+			if it.out.end == handBack { // nothing was started, so nobody relies on the claim
+				it.unsure = true
+				c.tenures.forget(it.ev.ID, it.live.held.Generation)
+			}
 		default:
 			c.tenures.forget(it.ev.ID, it.live.held.Generation)
 		}
