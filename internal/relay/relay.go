@@ -222,7 +222,7 @@ func (r *Relay) runLine(stop, ctx context.Context, parts *Parts, tenure Tenure, 
 	group, ctx := errgroup.WithContext(ctx)
 	l := newLine(r.cfg, parts, tenure, inbox)
 	l.board, l.m, l.policy, l.log, l.spawn = r.board, r.m, r.policy, r.log, group.Go
-	group.Go(func() error { return parts.Publisher.Run(ctx) })
+	group.Go(func() error { return inOrder(inbox, parts.Publisher.Run(ctx)) })
 	group.Go(func() error { return parts.Recorder.Run(ctx) })
 	group.Go(func() error { return inOrder(inbox, parts.Scheduler.Run(ctx, l.accepting.Load)) })
 	if parts.Sweeper != nil {

@@ -306,6 +306,55 @@ func (s withoutTrigger) Run(ctx context.Context, _ func() bool) error {
 	}
 }
 
+// robbed is a publisher whose identity somebody else takes.
+type robbed struct {
+	*memPublisher
+	seen <-chan struct{}
+}
+
+func (p robbed) Run(ctx context.Context) error {
+	ended := make(chan error, 1)
+	go func() { ended <- p.memPublisher.Run(ctx) }()
+	select {
+	case <-p.seen:
+		return &fault.Blocked{Reason: "x.y"}
+	case err := <-ended:
+		return err
+	}
+}
+
+// What is acknowledged by then gets its SENT.
+func TestPublisherThatIsBlockedRepeatsNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		seen := make(chan struct{})
+		r, stop := running(t, w, func(ctx context.Context, tenure Tenure, in *Inbox) (*Parts, error) {
+			p, err := w.parts(ctx, tenure, in)
+			if len(w.sources) == 1 {
+				p.Publisher = robbed{p.Publisher.(*memPublisher), seen}
+			}
+			return p, err
+		})
+		defer stop()
+		w.down(true)
+		end := w.commit(1)
+		elapse(time.Second) // acknowledged, and not SENT
+		close(seen)
+		elapse(time.Second)
+		if s := r.Status(); s.State != Blocked {
+			t.Errorf("status %+v", s)
+		}
+		w.down(false)
+		elapse(time.Minute)
+		synctest.Wait()
+		wantPublished(t, w, 1)
+		if saved, _ := w.position(); saved < end {
+			t.Errorf("saved %s, want at least %s", saved, end)
+		}
+	})
+}
+
 // What only a person can mend ends the session in order. It is met anew at each
 // try, once a minute: each of them broke off what was in flight, and published it
 // again, for as long as nobody came.
