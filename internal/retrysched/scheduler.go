@@ -19,6 +19,11 @@ import (
 // lostRequeues of one row in a row mean that the trigger does not work.
 const lostRequeues = 3
 
+// mostBatches of rows are requeued at most whose messages have not come back: what
+// is requeued beyond that comes no sooner while the slot lags behind, and each row
+// is remembered and named in each statement.
+const mostBatches = 20
+
 // Config says which rows to requeue, for whom and how often.
 type Config struct {
 	DB    DB
@@ -137,7 +142,7 @@ func final(err error) bool {
 // runOnce requeues one batch.
 func (s *Scheduler) runOnce(ctx context.Context) error {
 	lost, err := s.findLost(ctx)
-	if err != nil {
+	if err != nil || s.waiting()-len(lost) >= mostBatches*s.cfg.Batch {
 		return err
 	}
 	except := s.beginRequeue(lost)
@@ -155,7 +160,7 @@ func (s *Scheduler) runOnce(ctx context.Context) error {
 // findLost returns the rows whose message will not come any more: the slot is
 // past it. With a slot that lags behind, messages take as long as that.
 func (s *Scheduler) findLost(ctx context.Context) ([]int64, error) {
-	if !s.waiting() {
+	if s.waiting() == 0 {
 		return nil, nil
 	}
 	end, confirmed, err := s.table.positions(ctx)
@@ -180,16 +185,16 @@ func (s *Scheduler) findLost(ctx context.Context) ([]int64, error) {
 	return lost, nil
 }
 
-// waiting reports whether a message is still to come.
-func (s *Scheduler) waiting() bool {
+// waiting is how many rows have a message that is still to come.
+func (s *Scheduler) waiting() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.rows {
 		if !p.returned {
-			return true
+			n++
 		}
 	}
-	return false
+	return n
 }
 
 func (s *Scheduler) blocked(id int64) error {

@@ -195,6 +195,47 @@ func TestALaggingSlotLosesNothing(t *testing.T) {
 	})
 }
 
+// While the slot lags behind, messages do not come back. Requeueing went on, and
+// each row was remembered, and named in each statement: millions that were due, for
+// as long as the lag lasted.
+func TestALaggingSlotIsNotFilledUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const rows = 2*mostBatches*100 + 50
+		due := map[int64]time.Duration{}
+		for id := range int64(rows) {
+			due[id+1] = 0
+		}
+		b := run(t, &memTable{due: due, lags: true}, nil)
+		b.until(10 * time.Minute)
+		if n := len(b.table.sorted()); n != mostBatches*100 {
+			t.Errorf("%d rows were requeued, want %d", n, mostBatches*100)
+		}
+		b.table.change(func() { b.table.lags = false })
+		for n := range 12 * 60 { // the slot gets there
+			var came []int64
+			b.table.change(func() {
+				for _, r := range b.table.log {
+					if _, there := due[r.ID]; there {
+						came = append(came, r.ID)
+						delete(due, r.ID)
+					}
+				}
+			})
+			b.Returned(came)
+			b.Settled(came)
+			b.until(10*time.Minute + time.Duration(n+1)*time.Second)
+		}
+		if n := len(b.table.sorted()); n != rows {
+			t.Errorf("%d rows were requeued, want all %d, once", n, rows)
+		}
+		b.stop()
+		if b.err != nil {
+			t.Errorf("Run: %v", b.err)
+		}
+	})
+}
+
 func TestThreeLostRequeuesMeanThatTheTriggerIsGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
