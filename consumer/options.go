@@ -157,7 +157,7 @@ func Concurrency(n int) Option { return func(o *options) { o.concurrency = n } }
 
 // Window is how many records of a partition are looked at together, and how far
 // one that waits can be overtaken; 256 by default, and 16 MiB. What was read
-// ahead, about 1 MiB, comes on top.
+// ahead comes on top: twice 4 MiB, or a batch of the log that is larger.
 func Window(n int) Option { return func(o *options) { o.window = n } }
 
 // ClaimBatch is how many events one statement claims at most, 100 by default.

@@ -30,16 +30,23 @@ const (
 
 	// largestBatch bounds what a compressed batch may become.
 	largestBatch = 1 << 28
+	// readAhead is about how much one read yields, whatever the batches of an
+	// answer become; the rest comes with the next.
+	readAhead = 4 << 20
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // decode returns the records of a partition from an offset on, up to the first
-// batch that cannot be read. If that is the first of all, the error is an
+// batch that cannot be read, or so many as are enough for one read. If that is the first of all, the error is an
 // *UndecodableError. end is the high watermark.
 func decode(p Partition, from, end int64, data []byte) (Batch, error) {
 	out := Batch{Next: from, End: end}
+	size := 0 // of the records
 	for {
+		if size >= readAhead {
+			return out, nil
+		}
 		one, rest, ok := cutBatch(data)
 		if !ok {
 			// The answer is cut at the size asked for, yet never within its first
@@ -61,6 +68,7 @@ func decode(p Partition, from, end int64, data []byte) (Batch, error) {
 		for _, r := range records {
 			if r.Offset >= from {
 				out.Records = append(out.Records, r)
+				size += r.Size()
 			}
 		}
 		// A batch keeps its last offset when compaction takes its records away.

@@ -266,3 +266,26 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestDecodeOfWhatIsCompressedWell: an answer of some kilobytes that holds many
+// megabytes is read in parts.
+func TestDecodeOfWhatIsCompressedWell(t *testing.T) {
+	t.Parallel()
+	const gzip, batches = 1, 10
+	at := time.UnixMilli(1767323045678).UTC()
+	var data []byte
+	for i := range batches {
+		data = append(data, encode(t, int64(i), gzip, []Record{{Time: at, Value: make([]byte, readAhead/4)}})...)
+	}
+	var from int64
+	for _, want := range []int64{4, 8, 10} {
+		b, err := decode(somewhere, from, batches, data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b.Next != want || len(b.Records) != int(want-from) {
+			t.Fatalf("%d records, next is %d, want %d", len(b.Records), b.Next, want)
+		}
+		from = want
+	}
+}
