@@ -12,7 +12,8 @@
 // them. Invariants:
 //
 //   - I9: Permit lets nothing through unless the last successful renewal was
-//     sent less than PublishWithin ago, by this process's monotonic clock. As
+//     sent less than PublishWithin ago, by this process's monotonic clock and by
+//     the one on the wall: the former may stand still while the machine sleeps. As
 //     PublishWithin is at most half of TakeoverAfter, an instance that was
 //     frozen publishes nothing new once another one can have taken over.
 //   - I8: the epoch only rises, and only together with a change of the lease.

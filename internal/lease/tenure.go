@@ -45,6 +45,7 @@ type Tenure struct {
 
 	start   time.Time    // what renewed counts from
 	renewed atomic.Int64 // nanoseconds from start to when the last successful renewal was sent
+	wall    atomic.Int64 // the same by the clock on the wall, Unix nanoseconds
 	offered atomic.Uint64
 
 	mu     sync.Mutex
@@ -75,6 +76,7 @@ func (l *Lease) tenure(c *conn, s pg.Server, v view, sent time.Time) *Tenure {
 		start: sent,
 		news:  make(chan struct{}),
 	}
+	t.note(sent)
 	l.metrics.leader.Set(1)
 	l.log.Info("leading the slot", "slot", l.cfg.Slot, "epoch", session.Epoch, "timeline", session.Timeline)
 	return t
@@ -205,8 +207,12 @@ func (t *Tenure) Permit(ctx context.Context) error {
 	}
 }
 
+// fresh goes by the monotonic clock, which nobody sets, and by the one on the
+// wall as well, as the former may stand still while the machine sleeps.
 func (t *Tenure) fresh() bool {
-	return time.Since(t.start)-time.Duration(t.renewed.Load()) < t.cfg.PublishWithin
+	now := time.Now()
+	return now.Sub(t.start)-time.Duration(t.renewed.Load()) < t.cfg.PublishWithin &&
+		time.Duration(now.UnixNano()-t.wall.Load()) < t.cfg.PublishWithin
 }
 
 // pause returns what to wait for, nil if a renewal has come meanwhile. It
@@ -227,12 +233,18 @@ func (t *Tenure) pause() (<-chan struct{}, error) {
 	return t.news, nil
 }
 
+// note notes when a successful renewal was sent.
+func (t *Tenure) note(sent time.Time) {
+	t.renewed.Store(int64(sent.Sub(t.start)))
+	t.wall.Store(sent.UnixNano())
+}
+
 // publishFrom permits publishing for PublishWithin from when a successful
 // renewal was sent.
 func (t *Tenure) publishFrom(sent time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.renewed.Store(int64(sent.Sub(t.start)))
+	t.note(sent)
 	t.paused = false
 	close(t.news)
 	t.news = make(chan struct{})

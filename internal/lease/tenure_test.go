@@ -110,7 +110,7 @@ func newTenure(t testing.TB) (*Tenure, *fakeServer) {
 	}
 	m := newMetrics(prometheus.NewRegistry())
 	m.leader.Set(1)
-	return &Tenure{
+	tenure := &Tenure{
 		session:   event.Session{SystemID: 1, Timeline: 1, Epoch: 1},
 		cfg:       defaults,
 		log:       slog.New(slog.DiscardHandler),
@@ -119,7 +119,32 @@ func newTenure(t testing.TB) (*Tenure, *fakeServer) {
 		link:      l,
 		start:     time.Now(),
 		news:      make(chan struct{}),
-	}, f
+	}
+	tenure.note(tenure.start)
+	return tenure, f
+}
+
+// TestSuspendedMachine: while a machine sleeps, or its hypervisor stops it, the
+// monotonic clock may stand still. Awake again, it published under a renewal of an
+// hour ago. A clock that is set back proves nothing.
+func TestSuspendedMachine(t *testing.T) {
+	t.Parallel()
+	asleep := func(tenure *Tenure, d time.Duration) { tenure.wall.Add(int64(-d)) }
+	synctest.Test(t, func(t *testing.T) {
+		tenure, _ := newTenure(t)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for _, c := range []struct {
+			asleep time.Duration
+			want   bool
+		}{{0, true}, {defaults.PublishWithin - 1, true}, {defaults.PublishWithin, false}, {time.Hour, false}, {-time.Hour, true}} {
+			asleep(tenure, c.asleep)
+			if got := tenure.Permit(ended) == nil; got != c.want {
+				t.Errorf("after a sleep of %v: permitted %t, want %t", c.asleep, got, c.want)
+			}
+			tenure.publishFrom(time.Now())
+		}
+	})
 }
 
 // run starts Run and returns how to stop it, which tells its error. Time in
