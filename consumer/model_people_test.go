@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
 
@@ -120,6 +121,39 @@ func (w *modelWorld) duplicate(n int) {
 	if len(w.events) > 0 {
 		w.append(w.stories[w.events[n%len(w.events)]])
 	}
+}
+
+// elsewhere appends a record to another partition than that of its key, as after
+// some were added.
+func (w *modelWorld) elsewhere(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.events) == 0 {
+		return
+	}
+	s := w.stories[w.events[n%len(w.events)]]
+	s.exempt("in two partitions")
+	w.appendTo((s.part+1)%modelPartitions, s)
+	w.trace("record of %d in another partition", s.row)
+}
+
+// retryElsewhere wants a record to be retried whose event is in the log as well.
+func (w *modelWorld) retryElsewhere(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.events) == 0 {
+		return
+	}
+	s := w.stories[w.events[n%len(w.events)]]
+	s.exempt("retried from the quarantine")
+	id := int64(len(w.kept) + 1)
+	at := group.Partition{Topic: modelTopic, Number: modelPartitions} // there is none of this number
+	r := store.Record{Topic: at.Topic, Partition: at.Number, Offset: id, Time: time.Now(), EventID: s.event, Reason: store.ReasonMissing}
+	for _, h := range s.headers() {
+		r.Headers = append(r.Headers, store.Header(h))
+	}
+	w.kept = append(w.kept, &modelKept{Stored: store.Stored{ID: id, Record: r}, seen: 1, resolution: "retry"})
+	w.trace("retry of %d, quarantine row %d", s.row, id)
 }
 
 // askRetry wants a quarantined record to be retried.

@@ -75,36 +75,38 @@ func (p modelProgram) String() string {
 type modelAction uint8
 
 const (
-	insertRows    modelAction = iota // A: key, B: rows and how late they are SENT, C: what the handler of the last one does
-	insertLate                       // A: key, B: ten seconds until SENT, C: odd: its row is seen late
-	appendAgain                      // A: which event
-	appendStray                      // A: key
-	appendGarbage                    // A: partition and what is wrong
-	appendFailed                     // A: key
-	rebalance                        //
-	killProcess                      // A: which one; B: seconds until another one is started
-	stopProcess                      // the same in order
-	addProcess                       //
-	freezeProcess                    // A: which one, B: how many times three seconds
-	refuseAll                        // B: how many times three seconds the database is down
-	silenceAll                       // the same, without a word
-	loseAnswers                      // the same: only answers are lost
-	lockTable                        // B: how many times three seconds somebody has it locked
-	lockRow                          // A: which row, B: how many times three seconds
-	silenceKafka                     // B: how many times three seconds
-	replayRow                        // A: which FAILED row
-	replaySent                       // A: which SENT row
-	waiveRow                         // A: which FAILED row
-	deleteRow                        // A: which row
-	retryRecord                      // A: which record of the quarantine
-	moveOffset                       // A: partition, B: to how many eighths of the log, with nobody in the group
+	insertRows      modelAction = iota // A: key, B: rows and how late they are SENT, C: what the handler of the last one does
+	insertLate                         // A: key, B: ten seconds until SENT, C: odd: its row is seen late
+	appendAgain                        // A: which event
+	appendStray                        // A: key
+	appendGarbage                      // A: partition and what is wrong
+	appendFailed                       // A: key
+	rebalance                          //
+	killProcess                        // A: which one; B: seconds until another one is started
+	stopProcess                        // the same in order
+	addProcess                         //
+	freezeProcess                      // A: which one, B: how many times three seconds
+	refuseAll                          // B: how many times three seconds the database is down
+	silenceAll                         // the same, without a word
+	loseAnswers                        // the same: only answers are lost
+	lockTable                          // B: how many times three seconds somebody has it locked
+	lockRow                            // A: which row, B: how many times three seconds
+	silenceKafka                       // B: how many times three seconds
+	replayRow                          // A: which FAILED row
+	replaySent                         // A: which SENT row
+	waiveRow                           // A: which FAILED row
+	deleteRow                          // A: which row
+	retryRecord                        // A: which record of the quarantine
+	moveOffset                         // A: partition, B: to how many eighths of the log, with nobody in the group
+	appendElsewhere                    // A: which event
+	retryElsewhere                     // A: which event
 	modelActions
 )
 
 var modelActionNames = [modelActions]string{
 	"insertRows", "insertLate", "appendAgain", "appendStray", "appendGarbage", "appendFailed", "rebalance", "killProcess", "stopProcess",
 	"addProcess", "freezeProcess", "refuseAll", "silenceAll", "loseAnswers", "lockTable", "lockRow", "silenceKafka", "replayRow", "replaySent",
-	"waiveRow", "deleteRow", "retryRecord", "moveOffset",
+	"waiveRow", "deleteRow", "retryRecord", "moveOffset", "appendElsewhere", "retryElsewhere",
 }
 
 func (a modelAction) String() string { return modelActionNames[a] }

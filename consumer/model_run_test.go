@@ -77,6 +77,10 @@ func (w *modelWorld) do(s modelStep) {
 		w.askRetry(s.A)
 	case moveOffset:
 		w.moveOffset(s.A, s.B)
+	case appendElsewhere:
+		w.elsewhere(s.A)
+	case retryElsewhere:
+		w.retryElsewhere(s.A)
 	case rebalance, killProcess, stopProcess, addProcess, freezeProcess:
 		w.disturb(s)
 	default:

@@ -206,14 +206,23 @@ func (w *modelWorld) publish(s *modelStory, late time.Duration) {
 
 // append appends a record of an event. The lock is held.
 func (w *modelWorld) append(s *modelStory) {
+	if offset := w.appendTo(s.part, s); s.first < 0 {
+		s.first = offset
+	}
+}
+
+// appendTo appends it to a partition. The lock is held.
+func (w *modelWorld) appendTo(part int, s *modelStory) int64 {
+	return w.put(part, s.event, group.Record{Key: []byte(s.key), Value: []byte("{}"), Headers: s.headers()})
+}
+
+// headers are those of its records.
+func (s *modelStory) headers() []group.Header {
 	headers := []group.Header{{Name: "ce_id", Value: []byte(s.event.String())}}
 	if s.row%3 != 0 {
 		headers = append(headers, group.Header{Name: "cdcr-id", Value: []byte(strconv.FormatInt(s.row, 10))})
 	}
-	offset := w.put(s.part, s.event, group.Record{Key: []byte(s.key), Value: []byte("{}"), Headers: headers})
-	if s.first < 0 {
-		s.first = offset
-	}
+	return headers
 }
 
 // put appends a record to a partition. The lock is held.
