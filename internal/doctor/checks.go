@@ -51,7 +51,7 @@ func checkServer(f Facts, cfg Config) []*fault.Blocked {
 
 func checkTable(f Facts, cfg Config) []*fault.Blocked {
 	var r report
-	if b := fault.AsBlocked(migrations.Accepted(f.SchemaVersion)); b != nil {
+	if b := fault.AsBlocked(migrations.Accepted(f.SchemaVersion)); b != nil && !f.SchemaHidden {
 		r = append(r, b)
 	}
 	if f.Table == nil {

@@ -413,6 +413,33 @@ func TestGrants(t *testing.T) {
 	})
 }
 
+// A login that may not read the version of the schema was no condition for a
+// person: the relay took the lease and gave it up every five seconds, under a
+// new epoch each time, with a state of "starting".
+func TestHiddenSchema(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+		owner, cfg := fit(t, db)
+		login, dsn := db.Operator(t)
+		conn := connect(t, dsn)
+		for _, hide := range []string{
+			"REVOKE ALL ON cdc_relay_schema_version FROM " + login,
+			"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM " + login,
+			"REVOKE ALL ON SCHEMA public FROM " + login,
+		} {
+			exec(t, owner, hide)
+			problems := look(t, conn, cfg).Problems(cfg)
+			if diff := cmp.Diff([]string{"grants.status"}, reasons(problems)); diff != "" {
+				t.Fatalf("problems after %s (-want +got):\n%s", hide, diff)
+			}
+			exec(t, owner, strings.TrimPrefix(problems[0].Remedy, "run: "))
+			if left := look(t, conn, cfg).Problems(cfg); len(left) > 0 {
+				t.Errorf("left after %s and %s: %v", hide, problems[0].Remedy, left)
+			}
+		}
+	})
+}
+
 // Both settings need a server of their own. Nothing is written there: a
 // commit would wait for the standby that is not there.
 func TestServerSettings(t *testing.T) {

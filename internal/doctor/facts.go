@@ -19,6 +19,7 @@ type Facts struct {
 	SyncStandbyNames string // synchronous_standby_names
 	Login            string // current_user
 	SchemaVersion    int64  // 0: not migrated
+	SchemaHidden     bool   // the login may not read the version
 
 	Table       *Table       // nil: there is none
 	Publication *Publication // nil: there is none
@@ -111,6 +112,10 @@ func readServer(ctx context.Context, conn *pgx.Conn, _ Config, f *Facts) error {
 
 func readSchemaVersion(ctx context.Context, conn *pgx.Conn, cfg Config, f *Facts) (err error) {
 	f.SchemaVersion, err = migrations.Version(ctx, conn, cfg.Table.Schema)
+	if pg.Code(err) == pg.CodeNoPrivilege {
+		f.SchemaHidden = true // for which there is a grant
+		return nil
+	}
 	return err
 }
 
@@ -240,6 +245,9 @@ func readGrants(ctx context.Context, conn *pgx.Conn, cfg Config, f *Facts) error
 	}
 	if len(columns) > 0 {
 		grant("UPDATE ("+identList(columns)+")", cfg.Table.Ident())
+	}
+	if f.SchemaHidden {
+		grant("SELECT", cfg.Table.Sibling("cdc_relay_schema_version").Ident())
 	}
 	return readOwnGrants(ctx, conn, cfg.Table, grant)
 }
