@@ -14,6 +14,9 @@ type tenure struct {
 	held store.Held
 	// until is when the process stops to believe in it, before the row does.
 	until time.Time
+	// wall is the same by the clock on the wall: the other one may stand still
+	// while the machine sleeps.
+	wall time.Time
 	// settling: a statement that ends it is on its way, so a renewal that does
 	// not find it means nothing.
 	settling bool
@@ -48,11 +51,18 @@ func (ts *tenures) margin() time.Duration { return min(2*time.Second, ts.lease/3
 
 // add begins a tenure whose claim was asked for at a time.
 func (ts *tenures) add(held store.Held, asked time.Time) *tenure {
-	t := &tenure{held: held, until: asked.Add(ts.lease - ts.margin())}
+	t := &tenure{held: held}
+	ts.believe(t, asked)
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	ts.all[t] = struct{}{}
 	return t
+}
+
+// believe makes a tenure last for a lease that was asked for at a time.
+func (ts *tenures) believe(t *tenure, asked time.Time) {
+	t.until = asked.Add(ts.lease - ts.margin())
+	t.wall = t.until.Round(0)
 }
 
 // remove ends tenures.
@@ -99,7 +109,8 @@ func (ts *tenures) run(parent context.Context, id outbox.ID, t *tenure) (context
 func (ts *tenures) standing(t *tenure) (usable, lost bool) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	return !t.lost && time.Now().Before(t.until), t.lost
+	now := time.Now()
+	return !t.lost && now.Before(t.until) && now.Round(0).Before(t.wall), t.lost
 }
 
 // runs reports whether a handler of the event runs in this process.
@@ -211,7 +222,7 @@ func (ts *tenures) renewed(list []*tenure, renewed, locked []store.Held, sent ti
 				t.cancel(ErrClaimLost)
 			}
 		case yes:
-			t.until = sent.Add(ts.lease - ts.margin())
+			ts.believe(t, sent)
 			if t.end != nil {
 				t.end.Reset(time.Until(t.until))
 			}

@@ -172,3 +172,28 @@ func TestMarginOfShortLeases(t *testing.T) {
 		}
 	}
 }
+
+// TestSuspendedMachine: while a machine sleeps, or its hypervisor stops it, the
+// monotonic clock may stand still. Awake again, no handler starts under a claim
+// whose lease is over, until a renewal tells whose it is. A clock that is set back
+// proves nothing.
+func TestSuspendedMachine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			asleep time.Duration
+			want   bool
+		}{{0, true}, {28*time.Second - 1, true}, {28 * time.Second, false}, {time.Hour, false}, {-time.Hour, true}} {
+			ts := newTenures(30 * time.Second)
+			tn := ts.add(held(1), time.Now())
+			tn.wall = tn.wall.Add(-c.asleep)
+			if usable, lost := ts.standing(tn); usable != c.want || lost {
+				t.Errorf("after a sleep of %v: usable %v, lost %v", c.asleep, usable, lost)
+			}
+			ts.renewed(ts.list(), []store.Held{held(1)}, nil, time.Now())
+			if usable, _ := ts.standing(tn); !usable {
+				t.Errorf("after a sleep of %v and a renewal: not usable", c.asleep)
+			}
+		}
+	})
+}
