@@ -44,7 +44,7 @@ func (a *app) verifyCommand() *cobra.Command {
 	}
 	flags := verifyFlags{filter: addFilter(cmd, verifyLimit)}
 	cmd.Flags().BoolVar(&flags.topicScan, "topic-scan", false, "also read the topics, as far as they hold records of the rows' time")
-	cmd.Flags().DurationVar(&flags.wait, "wait", verifyWait, "look again for at most this `time` at what may be under way; it comes on top of --timeout")
+	cmd.Flags().DurationVar(&flags.wait, "wait", verifyWait, "look again for at most this `time` at what may be under way, which counts as stuck then: a minute is the least that a relay may need; it comes on top of --timeout")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.verify(cmd, flags) }
 	return cmd
 }
