@@ -346,8 +346,9 @@ func (l *line) consume(ctx context.Context, frame []byte) {
 		l.fail(&fault.Blocked{
 			Reason: "table.columns",
 			What:   err.Error(),
-			Remedy: "undo the change of the table, or map its columns with outbox.columns; nothing has been passed over",
-			Err:    err,
+			Remedy: "correct the table, or map its columns with outbox.columns; a row that was written before stays in the WAL as it was: if this one still cannot be read then, " +
+				"stop all relays of the slot and run: cdc-relay slot recreate --confirm <slot.name>: what is READY is then published from the table; nothing has been passed over",
+			Err: err,
 		})
 		return
 	}
