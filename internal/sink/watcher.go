@@ -152,12 +152,15 @@ func (w *watcher) connection(err error, now time.Time) (reachable bool) {
 // topic moves t on according to what the cluster says of it. An error ends
 // the session.
 func (w *watcher) topic(ctx context.Context, t *topic, s topicState) error {
+	subject := "topic " + t.name
 	switch {
 	case s.err == nil && s.partitions > 0:
 	case errors.Is(s.err, kafka.TopicAuthorizationFailed):
+		w.troubles.clear(subject) // it is its events' affair now
 		w.missing(t, failTopicDenied(t.name), 0)
 		return nil
 	case errors.Is(s.err, kafka.UnknownTopicOrPartition):
+		w.troubles.clear(subject)
 		w.missing(t, failTopicUnknown(t.name), w.grace)
 		return nil
 	default: // it is being created, or the broker does not know yet
@@ -182,7 +185,6 @@ func (w *watcher) topic(ctx context.Context, t *topic, s topicState) error {
 	}
 	w.metrics.setPartitions(t.name, pinned, s.partitions)
 	w.tellMore(t, pinned, s.partitions)
-	subject := "topic " + t.name
 	if s.partitions < pinned {
 		w.troubles.set(subject, partitionsTrouble(t.name, pinned, s.partitions))
 		return nil

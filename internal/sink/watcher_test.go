@@ -466,6 +466,26 @@ func TestFewerPartitionsThanPinned(t *testing.T) {
 	})
 }
 
+// A topic with too few partitions blocks the relay: nothing is retried or released,
+// of any topic. When it was deleted, that went on for ever, though it then blocks
+// nothing but its own events.
+func TestFewerPartitionsThenNone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sim := newSimulation(t, 2)
+		out := newRecorder()
+		p := startSimulated(t, sim, out, func(_ *Config, d *Deps) { d.Pins = &scriptedPins{pinned: 3} })
+		p.Publish(numbered("t", 6, 6))
+		p.Flush()
+		pass(t, 2*time.Minute)
+		sim.set(func() { sim.missing["t"] = true })
+		out.settled(t, 6)
+		if diff := gocmp.Diff([]string{"kafka.partitions", ""}, out.troubles()); diff != "" {
+			t.Errorf("troubles (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // Pins that cannot be had yet are asked for again.
 func TestPinsComeLate(t *testing.T) {
 	t.Parallel()
