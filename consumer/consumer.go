@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
@@ -372,22 +374,40 @@ func (c *Consumer) wanted(it *item) bool {
 	return wanted
 }
 
-// troubles says once in a while that the database does not do what it should.
+// troubles says once in a while that the database does not do what it should, of
+// each thing that is wrong, so that one hides no other.
 type troubles struct {
 	mu   sync.Mutex
-	last time.Time
+	told map[string]time.Time // when, by what the database says; "" if it says nothing
 }
 
-const troublePause = 10 * time.Second
+const (
+	troublePause = 10 * time.Second
+	maxTroubles  = 16 // of different ones, in that time
+)
 
 func (c *Consumer) trouble(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
+	var (
+		answer *pgconn.PgError
+		says   string
+	)
+	if errors.As(err, &answer) {
+		says = answer.Message
+	}
 	c.troubles.mu.Lock()
 	defer c.troubles.mu.Unlock()
-	if time.Since(c.troubles.last) > troublePause {
-		c.troubles.last = time.Now()
-		c.log.Warn("the database does not answer as it should; what it owes is waited for", "err", err)
+	told := c.troubles.told
+	maps.DeleteFunc(told, func(_ string, last time.Time) bool { return time.Since(last) > troublePause })
+	if _, lately := told[says]; lately || len(told) >= maxTroubles {
+		return
 	}
+	if told == nil {
+		told = map[string]time.Time{}
+		c.troubles.told = told
+	}
+	told[says] = time.Now()
+	c.log.Warn("the database does not answer as it should; what it owes is waited for", "err", err)
 }
