@@ -2,6 +2,7 @@ package statusback_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -120,6 +121,35 @@ func TestLockedTable(t *testing.T) {
 		f.out.waitResolved(t, refs)
 		f.out.waitTrouble(t, "")
 	})
+}
+
+// TestRemedyOfALock: it finds whoever holds the lock, also if that is one on the
+// slot's row, which every statement takes.
+func TestRemedyOfALock(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"row":      "SELECT FROM outbox FOR UPDATE",
+		"the slot": "SELECT FROM cdc_relay_slot FOR UPDATE",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+				f := setup(t, db)
+				refs := f.insert(t, 1)
+				lock := f.begin(t, sql)
+				f.Sent(refs)
+				_, query, _ := strings.Cut(f.out.waitTrouble(t, "table.locked").Remedy, "find it: ")
+				query, _, _ = strings.Cut(query, ";")
+				var found bool
+				err := f.conn.QueryRow(t.Context(), "SELECT $1 IN (SELECT pid FROM ("+query+") q)", lock.Conn().PgConn().PID()).Scan(&found)
+				if err != nil || !found {
+					t.Errorf("%s: found: %t, %v", query, found, err)
+				}
+				commit(t, lock)
+				f.out.waitResolved(t, refs)
+			})
+		})
+	}
 }
 
 // TestEndLetsTheStatementFinish: an ack that is being written is not thrown

@@ -97,9 +97,10 @@ func (l *waitlist) find(table pg.Table) *fault.Blocked {
 		switch w := &l.items[i].write; {
 		case w.why == whyLocked && w.tries > patienceLocked:
 			return &fault.Blocked{Reason: "table.locked",
-				What: fmt.Sprintf("another session holds a lock on outbox row %d, or on the table %s", w.ID, table),
-				Remedy: "find it: SELECT pid, mode FROM pg_locks WHERE granted AND relation = '" + table.Ident() +
-					"'::regclass; and let it commit, or end it"}
+				What: fmt.Sprintf("another session holds a lock on outbox row %d, on the table %s, or on the slot's row in %s",
+					w.ID, table, table.Sibling(slotTable)),
+				Remedy: "find it: SELECT pid, mode FROM pg_locks WHERE granted AND relation IN ('" + table.Ident() +
+					"'::regclass, '" + table.Sibling(slotTable).Ident() + "'::regclass); and let it commit, or end it"}
 		case w.why == whyUnchanged && w.tries > patienceUnchanged:
 			return &fault.Blocked{Reason: "table.triggers",
 				What: fmt.Sprintf("an UPDATE of outbox row %d changes nothing and raises no error", w.ID),
