@@ -135,7 +135,9 @@ func (c *Claim) BeginEffect(ctx context.Context, digest []byte) error {
 }
 
 // ClearEffect records that the call which [Claim.BeginEffect] announced was
-// refused for good, so there is no effect.
+// refused for good, so there is no effect: none of an earlier attempt either,
+// whose request is forgotten. Where [Claim.Ambiguous], only an answer that says
+// so is a reason, not one such as too many requests.
 func (c *Claim) ClearEffect(ctx context.Context) error {
 	receipts, err := c.receipts()
 	if err != nil {
