@@ -3,6 +3,7 @@ package operate
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -70,17 +71,7 @@ func (v *verified) lead(t *testing.T) {
 // nothing. It ends with the test.
 func (v *verified) relay(t *testing.T, still bool) {
 	t.Helper()
-	v.createSlot(t)
-	v.lead(t)
-	conn, err := pgconn.Connect(t.Context(), v.DSN+"&replication=database&application_name=verifying")
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = pglogrepl.StartReplication(t.Context(), conn, v.slot, 0, pglogrepl.StartReplicationOptions{
-		PluginArgs: []string{"proto_version '1'", "messages 'true'", "publication_names '" + v.slot + "'"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := v.stream(t, "verifying")
 	lease := v.Conn(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -92,6 +83,24 @@ func (v *verified) relay(t *testing.T, still bool) {
 		}
 		conn.Close(context.Background())
 	})
+}
+
+// stream makes a slot that a relay leads, and streams from it under a name. The
+// caller closes the connection.
+func (v *verified) stream(t *testing.T, application string) *pgconn.PgConn {
+	t.Helper()
+	v.createSlot(t)
+	v.lead(t)
+	conn, err := pgconn.Connect(t.Context(), v.DSN+"&replication=database&application_name="+url.QueryEscape(application))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = pglogrepl.StartReplication(t.Context(), conn, v.slot, 0, pglogrepl.StartReplicationOptions{
+		PluginArgs: []string{"proto_version '1'", "messages 'true'", "publication_names '" + v.slot + "'"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
 }
 
 func (v *verified) confirm(ctx context.Context, conn *pgconn.PgConn, lease *pgx.Conn, still bool) error {

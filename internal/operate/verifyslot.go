@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -11,6 +12,7 @@ import (
 type positions struct {
 	exists       bool
 	active       bool
+	stranger     string // application of who streams, if that is no relay of this slot
 	walStatus    string
 	invalidation string
 	confirmed    string
@@ -32,18 +34,19 @@ func (p *positions) lost() bool { return p.walStatus == "lost" || p.invalidation
 
 // streams reports whether all is as it is while a relay streams.
 func (p *positions) streams() bool {
-	return p.exists && !p.lost() && p.active && p.vouched && !p.otherTime
+	return p.exists && !p.lost() && p.active && p.stranger == "" && p.vouched && !p.otherTime
 }
 
 // verifySlotSQL is a statement before that on the lease: the position that is
 // confirmed was saved before, so the other order, or one snapshot for both,
 // could show a slot that is ahead of what was saved.
 const verifySlotSQL = `
-SELECT s.slot_name IS NOT NULL, coalesce(s.active, false), coalesce(s.wal_status, ''), coalesce(to_jsonb(s) ->> 'invalidation_reason', ''),
+SELECT s.slot_name IS NOT NULL, coalesce(s.active, false), coalesce(a.application_name, ''), coalesce(s.wal_status, ''), coalesce(to_jsonb(s) ->> 'invalidation_reason', ''),
        coalesce(s.confirmed_flush_lsn, '0/0')::text, coalesce(s.catalog_xmin::text, ''),
        coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn), 0)::bigint
   FROM (VALUES (1)) one
-  LEFT JOIN pg_replication_slots s ON s.slot_name = $1 AND s.plugin = 'pgoutput' AND s.database = current_database()`
+  LEFT JOIN pg_replication_slots s ON s.slot_name = $1 AND s.plugin = 'pgoutput' AND s.database = current_database()
+  LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid`
 
 // verifyLeaseSQL compares what is confirmed ($2) with what was saved and with
 // the target ($3), and the server with its own identity ($4, $5).
@@ -57,9 +60,10 @@ SELECT l.slot IS NOT NULL, coalesce(l.instance, ''), coalesce(l.lease_until > cl
 // lookAtPositions reads them anew.
 func (v *verification) lookAtPositions(ctx context.Context) error {
 	p, server := positions{}, v.cfg.Server
+	var holder string
 	slot := v.t.cfg.Slot
 	err := v.t.conn.QueryRow(ctx, verifySlotSQL, slot).
-		Scan(&p.exists, &p.active, &p.walStatus, &p.invalidation, &p.confirmed, &p.catalogXmin, &p.lagBytes)
+		Scan(&p.exists, &p.active, &holder, &p.walStatus, &p.invalidation, &p.confirmed, &p.catalogXmin, &p.lagBytes)
 	if err == nil {
 		err = v.t.conn.QueryRow(ctx, v.t.sql(verifyLeaseSQL), slot, p.confirmed, v.target, int64(server.SystemID), int32(server.Timeline)).
 			Scan(&p.ever, &p.instance, &p.leads, &p.saved, &p.vouched, &p.passed, &p.otherSystem, &p.otherTime)
@@ -67,8 +71,20 @@ func (v *verification) lookAtPositions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !v.isRelay(holder) {
+		p.stranger = holder
+	}
 	v.positions = p
 	return nil
+}
+
+// isRelay tells by its name whether a relay of the slot streams: as this
+// configuration names it, or one that names itself otherwise before the slot. A
+// name that is not shown, or cut off, proves nothing.
+func (v *verification) isRelay(application string) bool {
+	const most = 63 // bytes that the server keeps
+	return application == "" || len(application) == most || application == v.t.conn.Config().RuntimeParams["application_name"] ||
+		strings.HasSuffix(application, "/"+v.t.cfg.Slot)
 }
 
 const (
@@ -130,7 +146,7 @@ func (v *verification) waitsFor(waited time.Duration) string {
 	switch {
 	case waited >= v.cfg.Wait, p.otherSystem:
 		return ""
-	case !p.active && !p.leads && waited >= v.cfg.takeover:
+	case (!p.active && !p.leads || p.stranger != "") && waited >= v.cfg.takeover:
 		return ""
 	case !p.streams():
 		return "the slot is not streamed from, or its position is not vouched for"
@@ -153,6 +169,8 @@ func (v *verification) judgeSlot() {
 		v.found(FoundSlotMissing, 1, nil, "")
 	case p.lost():
 		v.found(FoundSlotLost, 1, nil, p.invalidation)
+	case p.stranger != "":
+		v.found(FoundSlotHeld, 1, nil, p.stranger)
 	case !p.active && p.leads:
 		v.note("%s leads and does not stream: it publishes READY rows from the table first, or is about to stream; see cdc-relay status", p.instance)
 	case !p.active:

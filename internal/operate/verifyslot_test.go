@@ -2,6 +2,7 @@ package operate
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,6 +38,8 @@ func TestJudgeSlot(t *testing.T) {
 			[]string{"slot_inactive 1", "slot_position 1"}, "confirmed 0/20, nothing saved", 0},
 		{"streaming from beyond", func(p *positions) { p.vouched, p.saved = false, "0/10" }, []string{"slot_position 1"}, "confirmed 0/20, saved 0/10", 0},
 		{"another timeline", func(p *positions) { p.otherTime = true }, []string{"slot_position 1"}, "another timeline", 0},
+		{"a stranger streams", func(p *positions) { p.stranger = "pg_recvlogical" }, []string{"slot_held 1"}, "pg_recvlogical", 0},
+		{"a stranger streams, and nobody leads", func(p *positions) { p.stranger, p.leads = "x", false }, []string{"slot_held 1"}, "x", 0},
 		{"a copy without its slot", func(p *positions) { *p = positions{otherSystem: true, ever: true} }, []string{"other_system 1", "slot_missing 1"}, "", 0},
 		{"a copy with one", func(p *positions) { p.otherSystem, p.active, p.leads, p.vouched = true, false, false, false },
 			[]string{"other_system 1", "slot_inactive 1"}, "last led by relay-1", 0},
@@ -128,6 +131,30 @@ func TestVerifyLooksAtTheSlot(t *testing.T) {
 		v.exec(t, "UPDATE cdc_relay_lease SET timeline = timeline - 1, system_identifier = -5")
 		expect("another system", 1, 2, "other_system 1", "slot_inactive 1")
 	})
+}
+
+// Somebody else's stream kept the relay from the slot and confirmed what no relay
+// had published, and verify said that all was fine.
+func TestVerifyWhileAStrangerStreams(t *testing.T) {
+	t.Parallel()
+	for application, want := range map[string][]string{
+		"verifying":         nil, // as the relay of this configuration
+		"another-name/%s":   nil, // a relay of another configuration
+		"pg_recvlogical":    {"slot_held 1"},
+		"relay/of_slot_two": {"slot_held 1"},
+	} {
+		t.Run(application, func(t *testing.T) {
+			t.Parallel()
+			pgtest.Each(t, func(t *testing.T, db *pgtest.DB) {
+				v := newVerified(t, db)
+				conn := v.stream(t, strings.ReplaceAll(application, "%s", v.slot))
+				t.Cleanup(func() { conn.Close(context.Background()) })
+				if diff := cmp.Diff(want, foundIn(v.verify(t, Filter{}, 100*time.Millisecond))); diff != "" {
+					t.Errorf("found (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
 }
 
 // movePast moves the slot on until it does not have to decode the transaction of

@@ -13,6 +13,7 @@ const (
 	FoundOtherSystem  FindingName = "other_system"
 	FoundSlotMissing  FindingName = "slot_missing"
 	FoundSlotLost     FindingName = "slot_lost"
+	FoundSlotHeld     FindingName = "slot_held"
 	FoundSlotInactive FindingName = "slot_inactive"
 	FoundSlotPosition FindingName = "slot_position"
 	FoundMissing      FindingName = "missing"
@@ -31,7 +32,7 @@ const (
 
 // worstFirst is the order of findings in a report.
 var worstFirst = []FindingName{
-	FoundOtherSystem, FoundSlotMissing, FoundSlotLost, FoundSlotInactive, FoundSlotPosition,
+	FoundOtherSystem, FoundSlotMissing, FoundSlotLost, FoundSlotHeld, FoundSlotInactive, FoundSlotPosition,
 	FoundMissing, FoundStalled, FoundLocked, FoundStranded, FoundUnreleased, FoundOverdue, FoundAbandoned,
 	FoundFailed, FoundNoTopic, FoundNoRecord, FoundNoRow, FoundOutOfOrder,
 }
@@ -50,6 +51,8 @@ var wordsOf = map[FindingName]findingWords{
 		"start the relay, or cdc-relay slot create; what is READY is then published from the table"},
 	FoundSlotLost: {"slot.wal_status", "the slot has lost WAL that it needs and can never be streamed from again",
 		"start the relay (slot.recreate_if_lost), or cdc-relay slot recreate --confirm {slot}; what is READY is then published from the table"},
+	FoundSlotHeld: {"slot.active", "somebody who is no relay streams from the slot: no relay can, and what that one confirms the slot does not show again",
+		"find it with cdc-relay slot show and end it; a relay then takes the slot, and publishes from the table what it has missed"},
 	FoundSlotInactive: {"relay.leader", "nobody streams from the slot: nothing is published, tried again or released, and WAL piles up",
 		"cdc-relay status, and start the relay"},
 	FoundSlotPosition: {"slot.position", "the slot is beyond the position that the relay has saved, or on another timeline: what lies between may not be published",
