@@ -117,10 +117,10 @@ func TestSlotCreate(t *testing.T) {
 	})
 }
 
-// stream streams from the slot until the test ends.
-func (b *slotBed) stream(t *testing.T) {
+// stream streams from the slot under a name until the test ends.
+func (b *slotBed) stream(t *testing.T, application string) {
 	t.Helper()
-	conn, err := pgconn.Connect(t.Context(), b.DSN+"&replication=database&application_name=somebody")
+	conn, err := pgconn.Connect(t.Context(), b.DSN+"&replication=database&application_name="+application)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func slotElsewhere(t *testing.T, b *slotBed) {
 
 func slotInUse(t *testing.T, b *slotBed) {
 	b.exec(t, makeSlotSQL)
-	b.stream(t)
+	b.stream(t, "somebody")
 }
 
 func TestSlotRecreate(t *testing.T) {

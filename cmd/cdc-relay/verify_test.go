@@ -152,7 +152,7 @@ func TestVerifyCommand(t *testing.T) {
 		}
 
 		b.exec(t, makeSlotSQL)
-		b.stream(t)
+		b.stream(t, "cdc-relay/"+b.slot) // as a relay does
 		b.exec(t, "UPDATE outbox SET send_status = 2, sent_at = now(), next_attempt_at = NULL, commit_lsn = NULL")
 		b.exec(t, "INSERT INTO cdc_relay_lease (slot, lease_until, saved_lsn) VALUES ('%s', now() + interval '1 hour', 'FFFFFFFF/0')")
 		got = runCommand(t, environ, "verify", "--wait", "10s")
