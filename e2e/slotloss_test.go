@@ -113,6 +113,24 @@ func TestSlotLost(t *testing.T) {
 	})
 }
 
+// TestSlotCannotBeCreated: the relay may create its slot, and the server has no
+// place for it. That was taken for something that soon passes, and the relay was
+// starting for ever without a reason.
+func TestSlotCannotBeCreated(t *testing.T) {
+	t.Parallel()
+	b := harness.NewBed(t, pgtest.StartCluster(t, 18, "max_replication_slots = 1").New(t), harness.Options{Kafka: harness.Shared(t)})
+	b.Exec(`SELECT pg_drop_replication_slot($1)`, b.Slot)
+	b.Exec(`SELECT pg_create_physical_replication_slot('other')`)
+	relay := b.Start(nil)
+	if remedy := relay.WaitBlocked("slot.exists").Remedy; !strings.Contains(remedy, "max_replication_slots") {
+		t.Errorf("remedy %q", remedy)
+	}
+	b.Write(50, 8)
+	b.Exec(`SELECT pg_drop_replication_slot('other')`)
+	relay.WaitState("streaming")
+	onlyPositions(t, b)
+}
+
 // TestPublicationDroppedAndMadeAgain while the relay streams: what it would
 // have let pass is told twice to a person: that the publication is missing,
 // and that the new one is younger than the slot.

@@ -96,7 +96,7 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 		return nil, err
 	}
 	if facts.Slot != nil && facts.Slot.Lost() {
-		err = o.dropLost(ctx, stream, &facts)
+		err = o.unblock(o.dropLost(ctx, stream, &facts))
 	}
 	if err == nil && facts.Slot == nil {
 		err = o.createSlot(ctx, pool, stream, facts)
@@ -106,12 +106,12 @@ func (o *opener) open(ctx context.Context, t relay.Tenure, inbox *relay.Inbox) (
 		parts, err = o.parts(ctx, tenure, inbox, options, pool, facts)
 	}
 	if err == nil {
-		err = stream.Start(ctx)
+		err = o.unblock(stream.Start(ctx))
 	}
 	if err != nil {
 		stream.Close()
 		pool.Close()
-		return nil, o.unblock(pg.Explain(err))
+		return nil, pg.Explain(err)
 	}
 	source := newSource(stream)
 	o.source.Store(source)
