@@ -1,6 +1,6 @@
 // Testreport turns the output of go test -json, read from its standard input, into something to read: a line for each
-// package and for each test that took long, the output of failed tests only, and the numbers at the end. It ends with
-// code 1 if anything failed.
+// package and for each test that took long, the output of failed tests only, and at the end the names of what failed and
+// the numbers. It ends with code 1 if anything failed.
 package main
 
 import (
@@ -9,8 +9,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -39,15 +41,20 @@ type event struct {
 	Output      string
 }
 
+// failure is a test that failed, by package and full name, or a package.
+type failure struct{ test, how string }
+
 // report collects one run. Output of a test is kept until its top-level test ends, and dropped if that passed.
 type report struct {
 	w    io.Writer
 	name string
 	slow float64
 
-	held    map[string][]event  // by package and top-level test
-	passed  map[string]bool     // subtests, by package and full name
-	failing map[string]bool     // packages with a failed test
+	held    map[string][]event // by package and top-level test
+	passed  map[string]bool    // subtests, by package and full name
+	running map[string]bool    // tests, by package and full name
+	crashed map[string]bool    // packages whose test binary panicked, or ran out of time
+	failed  []failure
 	skips   []string            // reasons, in the order of their first appearance
 	skipped map[string][]string // by reason, the tests
 
@@ -56,7 +63,7 @@ type report struct {
 
 func newReport(w io.Writer, name string, slow float64) *report {
 	return &report{w: w, name: name, slow: slow,
-		held: map[string][]event{}, passed: map[string]bool{}, failing: map[string]bool{},
+		held: map[string][]event{}, passed: map[string]bool{}, running: map[string]bool{}, crashed: map[string]bool{},
 		skipped: map[string][]string{}}
 }
 
@@ -99,30 +106,58 @@ func (r *report) ofPackage(e event) {
 			fmt.Fprint(r.w, e.Output)
 		}
 	case "fail":
-		if !r.failing[e.Package] { // did not build, or ended outside of a test
-			r.nFail++
+		for _, test := range slices.Sorted(maps.Keys(r.running)) {
+			if strings.HasPrefix(test, e.Package+" ") {
+				r.fail(test, " did not end")
+			}
+		}
+		if !r.failedIn(e.Package + " ") {
+			r.fail(e.Package, "") // did not build, or ended outside of a test
 		}
 	}
 }
 
+// fail notes the failure of a test, or of a package.
+func (r *report) fail(test, how string) {
+	r.nFail++
+	r.failed = append(r.failed, failure{test, how})
+}
+
+// failedIn tells whether a test failed whose name begins so.
+func (r *report) failedIn(prefix string) bool {
+	return slices.ContainsFunc(r.failed, func(f failure) bool { return strings.HasPrefix(f.test, prefix) })
+}
+
 func (r *report) ofTest(e event) {
 	top, _, isSub := strings.Cut(e.Test, "/")
-	key := e.Package + " " + top
+	key, test := e.Package+" "+top, e.Package+" "+e.Test
 	switch e.Action {
+	case "run", "cont":
+		r.running[test] = true
+		return
+	case "pause":
+		delete(r.running, test)
+		return
 	case "output":
-		r.held[key] = append(r.held[key], e)
+		// It comes under the name of any test, such as one that has passed.
+		r.crashed[e.Package] = r.crashed[e.Package] || crash.MatchString(e.Output)
+		if r.crashed[e.Package] {
+			fmt.Fprint(r.w, e.Output)
+		} else {
+			r.held[key] = append(r.held[key], e)
+		}
 		return
 	case "pass":
 		r.nPass++
-		r.passed[e.Package+" "+e.Test] = true
+		r.passed[test] = true
 	case "skip":
 		r.skip(e, r.held[key])
 	case "fail":
-		r.nFail++
-		r.failing[e.Package] = true
+		r.fail(test, "")
 	default:
 		return
 	}
+	delete(r.running, test)
 	if isSub {
 		return
 	}
@@ -151,6 +186,9 @@ func (r *report) skip(e event, held []event) {
 	r.skipped[reason] = append(r.skipped[reason], e.Package+" "+e.Test)
 }
 
+// crash is how the runtime, and the testing package, begin their last words.
+var crash = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z]+): `)
+
 // sourceLine is how the testing package begins a log line.
 var sourceLine = regexp.MustCompile(`^\s*\w+\.go:\d+: `)
 
@@ -174,6 +212,11 @@ func (r *report) finish() bool {
 			fmt.Fprintf(r.w, "skipped %d tests: %s\n", n, reason)
 		} else {
 			fmt.Fprintf(r.w, "skipped %s: %s\n", tests[0], reason)
+		}
+	}
+	for _, f := range r.failed {
+		if !r.failedIn(f.test + "/") { // the subtest is named
+			fmt.Fprintf(r.w, "failed: %s%s\n", f.test, f.how)
 		}
 	}
 	fmt.Fprintf(r.w, "%s: %d passed, %d failed, %d skipped\n", r.name, r.nPass, r.nFail, r.nSkip)

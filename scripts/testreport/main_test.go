@@ -35,7 +35,7 @@ func TestReport(t *testing.T) {
 {"Action":"output","Package":"m/a","Output":"FAIL\tm/a\t0.1s\n"}
 {"Action":"fail","Package":"m/a"}
 `,
-			want: "    bad says\n--- FAIL: TestA (0.00s)\nFAIL\tm/a\t0.1s\nall: 1 passed, 2 failed, 0 skipped\n",
+			want: "    bad says\n--- FAIL: TestA (0.00s)\nFAIL\tm/a\t0.1s\nfailed: m/a TestA/bad\nall: 1 passed, 2 failed, 0 skipped\n",
 		},
 		"skipped tests are listed by reason": {
 			in: `{"Action":"output","Package":"m/a","Test":"TestA","Output":"=== RUN   TestA\n"}
@@ -56,13 +56,28 @@ func TestReport(t *testing.T) {
 {"Action":"output","Package":"m/a","Output":"FAIL\tm/a [build failed]\n"}
 {"Action":"fail","Package":"m/a","FailedBuild":"m/a"}
 `,
-			want: "a.go:1:1: oops\nFAIL\tm/a [build failed]\nall: 0 passed, 1 failed, 0 skipped\n",
+			want: "a.go:1:1: oops\nFAIL\tm/a [build failed]\nfailed: m/a\nall: 0 passed, 1 failed, 0 skipped\n",
 		},
-		"a test that never ended shows its output": {
-			in: `{"Action":"output","Package":"m/a","Test":"TestA","Output":"panic: test timed out\n"}
-{"Action":"fail","Package":"m/a"}
+		"out of time, which go test says in the name of a test that passed": {
+			in: `{"Action":"run","Package":"m/a","Test":"TestA"}
+{"Action":"output","Package":"m/a","Test":"TestA","Output":"    a_test.go:1: begins\n"}
+{"Action":"pause","Package":"m/a","Test":"TestA"}
+{"Action":"run","Package":"m/a","Test":"TestB"}
+{"Action":"pause","Package":"m/a","Test":"TestB"}
+{"Action":"run","Package":"m/a","Test":"TestC"}
+{"Action":"pause","Package":"m/a","Test":"TestC"}
+{"Action":"cont","Package":"m/a","Test":"TestA"}
+{"Action":"run","Package":"m/a","Test":"TestA/sub"}
+{"Action":"cont","Package":"m/a","Test":"TestB"}
+{"Action":"output","Package":"m/a","Test":"TestB","Output":"--- PASS: TestB (0.10s)\n"}
+{"Action":"output","Package":"m/a","Test":"TestB","Output":"panic: test timed out after 2s\n"}
+{"Action":"output","Package":"m/a","Test":"TestB","Output":"goroutine 3 [running]:\n"}
+{"Action":"pass","Package":"m/a","Test":"TestB","Elapsed":0.1}
+{"Action":"output","Package":"m/a","Output":"FAIL\tm/a\t2.016s\n"}
+{"Action":"fail","Package":"m/a","Elapsed":2.017}
 `,
-			want: "panic: test timed out\nall: 0 passed, 1 failed, 0 skipped\n",
+			want: "panic: test timed out after 2s\ngoroutine 3 [running]:\nFAIL\tm/a\t2.016s\n    a_test.go:1: begins\n" +
+				"failed: m/a TestA/sub did not end\nall: 1 passed, 2 failed, 0 skipped\n",
 		},
 		"other lines pass through": {
 			in:   "go: no such tool\n",
