@@ -29,16 +29,30 @@ func (p *panicked) Error() string { return "the application's code panicked: " +
 // The application's code may end that goroutine, as testing.T.FailNow does.
 func (c *Consumer) handle(it *item, over func()) {
 	ctx, end := c.tenures.run(c.handling, it.ev.ID, it.live)
-	it.out = outcome{end: release, code: store.CodePanic, message: "the handler ended its goroutine", delay: c.opt.retry.Base, counted: FailedSystem}
 	go func() {
-		start := time.Now()
+		start, returned := time.Now(), false
 		defer func() {
+			if !returned {
+				it.out = c.left(it, context.Cause(ctx))
+			}
 			it.took = time.Since(start)
 			end()
 			over()
 		}()
 		it.out = c.engine.attempt(ctx, it)
+		returned = true
 	}()
+}
+
+// left is for an attempt whose goroutine was ended, given why its context ended:
+// it has panicked.
+func (c *Consumer) left(it *item, cause error) outcome {
+	err := &panicked{"it ended its goroutine"}
+	c.log.Error(err.Error(), "event_id", it.ev.ID, "stack", string(debug.Stack()))
+	if t, ok := c.engine.(transacting); ok {
+		return t.undone(it, err, cause)
+	}
+	return c.judge(c.handling, it, err, cause)
 }
 
 // call runs a handler and turns its panic into an error.

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"log/slog"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
@@ -62,6 +64,45 @@ func TestHandlerThatEndsItsGoroutine(t *testing.T) {
 		b.c.retryOne(b.c.working, asStored(b.record(id, "a")))
 		b.want(id, row{outbox.Sent, 1, 1, "CONSUMER_PANIC"})
 	})
+}
+
+// TestWhatEndingItsGoroutineMeans: the same as a panic. It used to be tried for
+// ever, whatever MaxAttempts said, and was not in doubt after a stop.
+func TestWhatEndingItsGoroutineMeans(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		attempt int
+		cause   error // why its context has ended
+		end     end
+		code    string
+	}{
+		"not the last attempt":   {1, nil, release, store.CodePanic},
+		"the last attempt":       {2, nil, fail, store.CodePanic},
+		"at a stop":              {2, errStopping, release, store.CodeAmbiguous},
+		"when its lease is over": {2, ErrClaimLost, release, store.CodeAmbiguous},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, stop := context.WithCancelCause(t.Context())
+			defer stop(nil)
+			c := &Consumer{opt: defaults(), log: slog.New(slog.DiscardHandler), tenures: newTenures(time.Minute), handling: ctx}
+			c.opt.maxAttempts = 2
+			c.engine = claiming{c}
+			c.handler = func(context.Context, *Event) error {
+				if tc.cause != nil {
+					stop(tc.cause)
+				}
+				runtime.Goexit()
+				return nil
+			}
+			it := &item{ev: &Event{Attempt: tc.attempt}, claim: newClaim(store.Claim{}, nil)}
+			over := make(chan struct{})
+			c.handle(it, func() { close(over) })
+			if <-over; it.out.end != tc.end || it.out.code != tc.code {
+				t.Errorf("end %d, code %q", it.out.end, it.out.code)
+			}
+		})
+	}
 }
 
 // curious asks for the health whenever it is told that a partition waits.
