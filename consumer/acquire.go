@@ -169,6 +169,7 @@ func (c *Consumer) decide(ctx context.Context, it *item, s store.State) error {
 		c.count(it, Deferred)
 		it.wait(min(s.Left, delayLook), WaitingDelay)
 	case store.Live:
+		it.look(store.Live)
 		c.count(it, Deferred)
 		if c.tenures.runs(it.ev.ID) {
 			it.wait(ownWait, WaitingClaim)

@@ -262,3 +262,66 @@ func TestHandBackWithoutAnAnswer(t *testing.T) {
 		}
 	})
 }
+
+// crossed lets the first claim of several events win only the last one, and later
+// claims none, until that has happened twice.
+type crossed struct {
+	memory
+	wins atomic.Int32
+}
+
+func (x *crossed) Claim(ctx context.Context, refs []store.Ref) ([]store.Claim, error) {
+	switch {
+	case x.wins.Load() >= 2:
+		return x.memory.Claim(ctx, refs)
+	case len(refs) > 1:
+		defer x.wins.Add(1)
+		return x.memory.Claim(ctx, refs[len(refs)-1:])
+	default:
+		return nil, nil
+	}
+}
+
+// TestLinesWithTheirEventsInAnotherOrder: two partitions have the same two events,
+// each line has claimed the one that comes second there and waits for the other
+// one. They waited for ever, and renewed what they had.
+func TestLinesWithTheirEventsInAnotherOrder(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string][]Option{"by offset": nil, "by key": {Concurrency(4)}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var got calls
+			b := newBed(t, 18, func(_ context.Context, ev *Event) error {
+				got.add(ev)
+				return nil
+			}, append(opts, Lease(9*time.Second))...)
+			x := &crossed{}
+			x.wins.Store(2)
+			b.swap = func(m memory) memory { x.memory = m; return x }
+			b.start()
+			first := b.rows(outbox.Sent, "a", "a")
+			b.log.add(b.record(first[0], "a"))
+			other, log := b.beside(first[1])
+			b.await(1) // now it is known how long handlers take, and more is claimed
+			awaitEnd := func(n int64) {
+				pgtest.Eventually(t, "the other line", func() bool { return other.position.Load() == n }, b.state)
+			}
+			awaitEnd(1)
+			x.wins.Store(0)
+			ids := b.rows(outbox.Sent, "a", "a")
+			list := []group.Record{b.record(ids[0], "a"), b.record(ids[1], "a")}
+			b.log.add(list...)
+			log.add(list[1], list[0])
+			b.await(3)
+			awaitEnd(3)
+			for _, id := range ids {
+				if r := b.row(id); r.Status != outbox.Consumed || r.Attempts != 0 {
+					t.Errorf("row %+v, want CONSUMED without another attempt", r)
+				}
+			}
+			if n := len(got.all()); n != 4 || x.wins.Load() != 2 {
+				t.Errorf("%d calls, %d claims were crossed", n, x.wins.Load())
+			}
+		})
+	}
+}

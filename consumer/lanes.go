@@ -58,6 +58,7 @@ func (p *partition) acquire() {
 				chunk = append(chunk, it)
 			}
 			places.busy[lane] = true
+			waits[lane] = waits[lane] || p.contested(it)
 		default:
 			waits[lane] = waits[lane] || p.delays(it)
 		}
@@ -235,6 +236,18 @@ func (p *partition) slow(it *item) bool {
 	return it.phase == running && time.Since(it.lent) > p.c.opt.lease/3
 }
 
+// contested reports whether somebody else has had an event for long. That may be
+// a line that has its events in another order, as when partitions were added, and
+// waits for one that is claimed here: neither would ever go on if both kept what
+// they cannot start.
+func (p *partition) contested(it *item) bool {
+	switch it.looking {
+	case store.Live, store.Abandoned, store.Free:
+		return it.tries > 0 && time.Since(it.since) > p.c.opt.lease/3
+	}
+	return false
+}
+
 // unclaim hands back what is ready and has to wait for long behind an earlier
 // event of its lane: somebody who looks at the row would think it is in work.
 func (p *partition) unclaim() {
@@ -245,7 +258,7 @@ func (p *partition) unclaim() {
 	all := false
 	for _, it := range p.window {
 		switch {
-		case it.phase == waiting && time.Until(it.due) > p.c.opt.lease/3, p.slow(it):
+		case it.phase == waiting && (time.Until(it.due) > p.c.opt.lease/3 || p.contested(it)), p.slow(it):
 			held[it.lane] = true
 			all = p.c.opt.concurrency == 1
 		case it.phase == ready && (all || held[it.lane]):

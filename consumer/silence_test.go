@@ -296,11 +296,12 @@ func TestNetworkGoesAway(t *testing.T) {
 	}
 }
 
-// beside starts another line of the consumer, with the record of one event.
-func (b *bed) beside(id outbox.ID) *partition {
+// beside starts another line of the consumer, with the record of one event in
+// its log.
+func (b *bed) beside(id outbox.ID) (*partition, *records) {
 	b.t.Helper()
 	log := &records{added: make(chan struct{})}
-	log.add(b.record(id, "fast"))
+	log.add(b.record(id, "a"))
 	p := newPartition(b.c, group.Assignment{Partition: group.Partition{Topic: "t", Number: 1}}, log)
 	stop, gone := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -311,7 +312,7 @@ func (b *bed) beside(id outbox.ID) *partition {
 		close(stop)
 		<-gone
 	})
-	return p
+	return p, log
 }
 
 // TestRenewalsBesideLockedRows: a person holds rows whose outcomes are to be
@@ -346,7 +347,8 @@ func TestRenewalsBesideLockedRows(t *testing.T) {
 	ids := b.rows(outbox.Sent, slices.Repeat([]string{"fast"}, lines)...)
 	var others []*partition
 	for _, id := range ids {
-		others = append(others, b.beside(id))
+		p, _ := b.beside(id)
+		others = append(others, p)
 	}
 	<-slow.entered
 	pgtest.Eventually(t, "all handlers to run", func() bool { return failed.Load() == lines }, b.state)

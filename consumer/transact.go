@@ -156,7 +156,7 @@ func (t transacting) settle(ctx context.Context, items []*item) {
 		switch o.end {
 		case put, handBack:
 			it.wait(o.delay, "")
-			if it.tries > 0 {
+			if it.tries > 0 && it.looking == databaseTrouble {
 				it.reason = WaitingDatabase
 			}
 			continue
