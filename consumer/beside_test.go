@@ -226,6 +226,8 @@ func (s *silent) HandBack(_ context.Context, held []store.Held) error {
 	return nil
 }
 
+func (s *silent) Release(context.Context, store.Release) (bool, error) { return true, nil }
+
 func (s *silent) TakeOver(context.Context, store.Ref) (c store.Claim, parked, ok bool, err error) {
 	return c, false, false, nil
 }

@@ -13,8 +13,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-relay/cdc-relay/consumer/internal/group"
+	"github.com/cdc-relay/cdc-relay/consumer/internal/store"
 	"github.com/cdc-relay/cdc-relay/internal/pgtest"
 	"github.com/cdc-relay/cdc-relay/outbox"
 )
@@ -138,6 +140,42 @@ func TestStopDrains(t *testing.T) {
 	}
 	if got := b.p.position.Load(); got != 1 {
 		t.Errorf("position %d, want 1", got)
+	}
+}
+
+// TestNothingStartsAtAStop, nor when the partition is revoked: a claim came back at
+// the same time. Its handler was started now and then, and a stop waited for it.
+func TestNothingStartsAtAStop(t *testing.T) {
+	t.Parallel()
+	over := make(chan struct{})
+	close(over)
+	for name, run := range map[string]func(*partition){
+		"stop":   func(p *partition) { p.run(nil, over) },
+		"revoke": func(p *partition) { p.run(over, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for range 50 {
+				var got calls
+				c, err := New(Config{Brokers: []string{"127.0.0.1:1"}, Group: "g", Topics: []string{"t"}, DB: &pgxpool.Pool{}},
+					func(_ context.Context, ev *Event) error { got.add(ev); return ErrNotStarted })
+				if err != nil {
+					t.Fatal(err)
+				}
+				s := &silent{mended: true}
+				c.memory, c.engine, c.working, c.handling = s, claiming{c}, t.Context(), t.Context()
+				p := newPartition(c, group.Assignment{Partition: group.Partition{Topic: "t"}}, &records{added: make(chan struct{})})
+				it := c.item(group.Record{Headers: headers("ce_id", outbox.NewID().String())})
+				it.lend(acquiring)
+				p.window, p.claiming = []*item{it}, true
+				c.hold(it, store.Claim{Ref: it.ref(), Generation: 1}, time.Now())
+				p.acquired <- []*item{it}
+				run(p)
+				if len(got.all()) != 0 || len(s.handedBack) != 1 {
+					t.Fatalf("%d calls, %d claims handed back", len(got.all()), len(s.handedBack))
+				}
+			}
+		})
 	}
 }
 

@@ -89,6 +89,22 @@ func (p *partition) run(revoked, stopped <-chan struct{}) {
 	defer wake.Stop()
 	var over <-chan time.Time
 	for {
+		// First of all, as nothing may start any more then, whatever came back
+		// at the same time.
+		select {
+		case <-revoked:
+			revoked, stopped = nil, nil
+			p.close(stopReading)
+			over = time.After(p.c.opt.revokeGrace)
+		default:
+		}
+		select {
+		case <-stopped:
+			stopped = nil
+			p.close(stopReading)
+			over = time.After(p.c.opt.drain + p.c.opt.revokeGrace)
+		default:
+		}
 		wake.Reset(p.step())
 		if p.closing && p.idle() {
 			return
@@ -109,14 +125,8 @@ func (p *partition) run(revoked, stopped <-chan struct{}) {
 		case it := <-p.rejected:
 			it.back()
 		case <-wake.C:
-		case <-stopped:
-			stopped = nil
-			p.close(stopReading)
-			over = time.After(p.c.opt.drain + p.c.opt.revokeGrace)
 		case <-revoked:
-			revoked, stopped = nil, nil
-			p.close(stopReading)
-			over = time.After(p.c.opt.revokeGrace)
+		case <-stopped:
 		case <-over:
 			p.release()
 		}
